@@ -87,6 +87,8 @@ class ProfiledJob:
         beside: collections.abc.Mapping[str, tuple[float, float, float | None]],
         answers: bool,
     ) -> None: ...
+    @property
+    def step(self) -> float: ...
 
 class OpTrace:
     def __init__(
@@ -165,6 +167,7 @@ class PlannedJob:
         memory: MemoryModel,
         ratios: collections.abc.Sequence[float],
         measured: collections.abc.Sequence[tuple[float, float]],
+        deadline: float | None = None,
     ) -> None: ...
 
 class Plan:
@@ -172,6 +175,8 @@ class Plan:
     def at_step(self) -> float: ...
     @property
     def average(self) -> float: ...
+    @property
+    def late(self) -> float: ...
     @property
     def new_ends(self) -> float: ...
     @property

@@ -171,7 +171,10 @@ void bind_job(py::module_& module) {
       .def_property_readonly("core_wait_s", [](const JobStats& stats) { return to_seconds(stats.core_wait); })
       .def_property_readonly("cpu_s", [](const JobStats& stats) { return to_seconds(stats.cpu); })
       .def_property_readonly("input_s", [](const JobStats& stats) { return to_seconds(stats.input); })
-      .def_property_readonly("ran_s", [](const JobStats& stats) { return to_seconds(stats.ran); });
+      .def_property_readonly("ran_s", [](const JobStats& stats) { return to_seconds(stats.ran); })
+      .def_property_readonly("lateness_s", [](const JobStats& stats) {
+        return stats.lateness ? std::optional(to_seconds(*stats.lateness)) : std::nullopt;
+      });
   py::class_<PeriodStats>(module, "PeriodStats")
       .def_readonly("met", &PeriodStats::met)
       .def_readonly("missed", &PeriodStats::missed)

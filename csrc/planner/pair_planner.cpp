@@ -25,21 +25,40 @@ void check_number(const PlannedJob& job, std::string_view what, double value, do
 struct Pair {
   PairJob new_job;
   PairJob running;
+
+  /// The start with which the running job ends at `deadline`, if the new one ends later.
+  double start_for_running(double deadline) const {
+    return (running.ratio * running.remaining - deadline) / (running.ratio - 1);
+  }
+  /// The starts with which the new job ends at `deadline`: if it ends first, and if the running one does.
+  std::array<double, 2> starts_for_new(double deadline) const {
+    const double lost = running.ratio * (1 - 1 / new_job.ratio);  // by the new job, per second of the other's work
+    return {deadline - new_job.ratio * new_job.remaining,
+            (deadline - new_job.remaining - lost * running.remaining) / (1 - lost)};
+  }
 };
 
-/// The starts at which the slope of the average completion time changes, within [0, the end of the running job].
-std::vector<double> starts_to_try(const Pair& pair, const PlanOptions& options) {
+/// The starts at which the slope of the average completion time or of the lateness changes, within [0, the end of the
+/// running job].
+std::vector<double> starts_to_try(const Pair& pair, const PlannedJob& new_job, const PlannedJob& running,
+                                  const PlanOptions& options) {
   const double end = pair.running.remaining;
   std::vector<double> starts{0, end};
   starts.push_back(end - pair.new_job.ratio * pair.new_job.remaining / pair.running.ratio);  // both end together
-  if (options.max_slowdown && pair.running.ratio > 1) {
-    const double lost_share = *options.max_slowdown / (pair.running.ratio - 1);
-    starts.push_back(end * (1 - lost_share));
+  if (options.max_slowdown) {
+    starts.push_back(pair.start_for_running((1 + *options.max_slowdown) * end));
+  }
+  if (running.deadline) {
+    starts.push_back(pair.start_for_running(*running.deadline));
+  }
+  if (new_job.deadline) {
+    const auto kept = pair.starts_for_new(*new_job.deadline);
+    starts.insert(starts.end(), kept.begin(), kept.end());
   }
   for (const MemoryFrom& step : options.memory) {
     starts.push_back(step.from);
   }
-  std::erase_if(starts, [&](double start) { return start < 0 || start > end; });
+  std::erase_if(starts, [&](double start) { return !(start >= 0 && start <= end); });  // some are not numbers
   std::sort(starts.begin(), starts.end());
   return starts;
 }
@@ -90,12 +109,13 @@ class PairSearch {
     best_.at_step = running.remaining_steps;
     best_.new_ends = running_alone_ + new_alone_;
     best_.running_ends = running_alone_;
+    set_late(best_);
     note(best_);
   }
 
   void try_sharing() {
     Plan nearest;
-    nearest.new_ends = std::numeric_limits<double>::infinity();
+    nearest.new_ends = nearest.late = std::numeric_limits<double>::infinity();
     for (std::size_t a = new_split_; a < new_job_.ratios.size(); ++a) {
       for (std::size_t b = running_split_; b < running_.ratios.size(); ++b) {
         try_split(a, b, nearest);
@@ -113,6 +133,7 @@ class PairSearch {
     Plan first = plan(PlannedStart::kFirst, new_split_, running_split_);
     first.new_ends = new_alone_;
     first.running_ends = new_alone_ + options_.suspend_cost + running_alone_;
+    set_late(first);
     if (keeps_bound(first.running_ends)) {
       note(first);
       keep(first);
@@ -124,7 +145,7 @@ class PairSearch {
 
   Plan best() {
     best_.reasons = std::move(reasons_);
-    best_.averages = averages_;
+    best_.costs = costs_;
     return std::move(best_);
   }
 
@@ -141,7 +162,7 @@ class PairSearch {
     const Pair pair{{new_alone_, slowdown(new_job_, a, new_split_)},
                     {running_alone_, slowdown(running_, b, running_split_)}};
     const double need = new_job_.peak(a) + running_.peak(b);
-    for (const double start : starts_to_try(pair, options_)) {
+    for (const double start : starts_to_try(pair, new_job_, running_, options_)) {
       const PairEnds shared = ends_when_sharing(pair.new_job, {running_alone_ - start, pair.running.ratio});
       const double running_ends = start + shared.b;
       if (start >= running_alone_ || need > memory_at(options_, start) || !keeps_bound(running_ends)) {
@@ -152,7 +173,8 @@ class PairSearch {
       found.at_step = running_.remaining_steps * start / running_alone_;
       found.new_ends = start + shared.a;
       found.running_ends = running_ends;
-      if (found.average() < nearest.average()) {
+      set_late(found);
+      if (found.cost().is_better_than(nearest.cost())) {
         nearest = found;
       }
     }
@@ -162,19 +184,27 @@ class PairSearch {
     return !options_.max_slowdown || running_ends <= (1 + *options_.max_slowdown) * running_alone_ * (1 + kTolerance);
   }
 
+  void set_late(Plan& plan) const {
+    const auto late = [](double ends, const PlannedJob& job) {
+      const double by = job.deadline ? ends - *job.deadline : 0;
+      return by > kTolerance * ends ? by : 0;
+    };
+    plan.late = late(plan.new_ends, new_job_) + late(plan.running_ends, running_);
+  }
+
   void keep(const Plan& plan) {
-    if (plan.average() < best_.average()) {
+    if (plan.cost().is_better_than(best_.cost())) {
       best_ = plan;
     }
   }
 
   void note(const Plan& plan) {
-    averages_[static_cast<std::size_t>(plan.start)] = plan.average();
+    costs_[static_cast<std::size_t>(plan.start)] = plan.cost();
     reasons_.push_back(fmt::format(
-        "{}{}: '{}' ends at {:.4g} s in {} sub-batches, '{}' at {:.4g} s in {}, average {:.4g} s",
+        "{}{}: '{}' ends at {:.4g} s in {} sub-batches, '{}' at {:.4g} s in {}, average {:.4g} s{}",
         to_string(plan.start), plan.start == PlannedStart::kAtStep ? fmt::format(" {:.0f}", plan.at_step) : "",
         new_job_.name, plan.new_ends, plan.new_sub_batches, running_.name, plan.running_ends, plan.running_sub_batches,
-        plan.average()));
+        plan.average(), plan.late > 0 ? fmt::format(", {:.4g} s late", plan.late) : ""));
   }
 
   const PlannedJob& new_job_;
@@ -185,7 +215,7 @@ class PairSearch {
   const double new_alone_;  // seconds
   const double running_alone_;
   Plan best_;
-  std::array<double, 4> averages_ = best_.averages;
+  std::array<PlanCost, 4> costs_ = {};
   std::vector<std::string> reasons_;
 };
 
@@ -204,6 +234,10 @@ void check(const PlannedJob& job) {
   for (const MeasuredSize& size : job.measured) {
     check_number(job, "step time", size.step, std::numeric_limits<double>::min());
     check_number(job, "memory", size.bytes, 0);
+  }
+  if (job.deadline && !std::isfinite(*job.deadline)) {
+    throw std::invalid_argument(
+        fmt::format("job '{}': deadline must be a finite number, got {}", job.name, *job.deadline));
   }
   if (job.ratios.empty()) {
     throw std::invalid_argument(fmt::format("job '{}' must have an interference ratio per split, got none", job.name));

@@ -22,8 +22,8 @@ void check_no_other_rule(const std::string& job, const RuntimeOptions& options) 
 
 void check_task(const std::string& job, std::optional<std::chrono::nanoseconds> period,
                 std::optional<std::chrono::nanoseconds> deadline, std::optional<std::chrono::nanoseconds> unit_time) {
-  if (!period && (deadline || unit_time)) {
-    throw std::invalid_argument(fmt::format("job '{}': {} needs a period", job, deadline ? "deadline" : "unit_time"));
+  if (!period && unit_time) {
+    throw std::invalid_argument(fmt::format("job '{}': unit_time needs a period", job));
   }
   for (const auto& [name, time] :
        {std::pair("period", period), std::pair("deadline", deadline), std::pair("unit_time", unit_time)}) {
@@ -60,6 +60,11 @@ JobSpec checked(JobSpec spec, const RuntimeState& runtime) {
   return spec;
 }
 
+/// When the job must have ended.
+std::optional<std::chrono::nanoseconds> end_of(const JobSpec& spec, std::chrono::nanoseconds now) {
+  return spec.deadline && !spec.period ? std::optional(now + *spec.deadline) : std::nullopt;
+}
+
 /// The longest op that was measured before; 0 if none was.
 std::chrono::nanoseconds longest_op(const JobSpec& spec) {
   double longest = 0;
@@ -87,6 +92,7 @@ RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std:
       runtime_(std::move(runtime)),
       spec_(checked(std::move(spec), *runtime_)),
       language_(std::move(language)),
+      ends_by_(replaces == nullptr ? end_of(spec_, runtime_->now()) : replaces->ends_by_),
       priority_(runtime_->device->thread_priority(spec_.priority, runtime_->options.device_priority)),
       budget_(std::make_shared<MemoryBudget>(spec_.name, spec_.memory_budget.value_or(MemoryBudget::kUnlimited))),
       parts_{*runtime_, spec_, *language_, *priority_, slot_, registration_},
@@ -112,7 +118,7 @@ RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std:
   submitted_ = runtime_->device->record_event();
   registration_ =
       runtime_->coordinator.add({spec_.name, spec_.priority, spec_.start, spec_.after, spec_.steps, spec_.profile,
-                                 task_, replaces == nullptr ? std::nullopt : std::optional(replaces->id())},
+                                 task_, ends_by_, replaces == nullptr ? std::nullopt : std::optional(replaces->id())},
                                 slot_, status_);
   times_.open();
 }
@@ -131,6 +137,10 @@ JobStats RuntimeJob::stats() const {
   JobStats stats{
       .ops = slot_.ops() + served_ops(), .memory_peak = budget_->peak(), .memory_cached = budget_->peak_cached()};
   times_.set(stats);
+  if (ends_by_) {
+    const auto [began, ended] = times_.span();
+    stats.lateness = (ended.count() != 0 ? ended : runtime_->now()) - *ends_by_;
+  }
   return stats;
 }
 
@@ -250,6 +260,12 @@ void RuntimeJob::end_idle(std::chrono::nanoseconds now) {
 void RuntimeJob::expect_periods(std::optional<std::chrono::nanoseconds> period,
                                 std::optional<std::chrono::nanoseconds> deadline,
                                 std::optional<std::chrono::nanoseconds> unit_time) {
+  if (ends_by_) {
+    throw std::invalid_argument(fmt::format(
+        "job '{}': deadline must be given to job.periods, or to submit with a period; without one, it is that of the "
+        "whole job",
+        spec_.name));
+  }
   check_task(spec_.name, spec_.period ? spec_.period : period, deadline, unit_time);
   if (!spec_.period && period) {
     const PeriodicTask task{*period, deadline.value_or(*period), unit_time.value_or(std::chrono::nanoseconds(0))};

@@ -180,6 +180,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   const std::shared_ptr<RuntimeState> runtime_;
   const JobSpec spec_;
   const std::unique_ptr<LanguageBinding> language_;
+  const std::optional<std::chrono::nanoseconds> ends_by_;  // its deadline, of its first attempt
   const std::unique_ptr<ThreadPriority> priority_;
   const std::shared_ptr<MemoryBudget> budget_;
   const JobParts parts_;

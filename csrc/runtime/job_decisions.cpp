@@ -51,6 +51,7 @@ JobId JobDecisions::add(const NewJob& new_job, Slot& slot, JobStatus& status) {
                      .automatic = inputs.plan,
                      .starts_now = inputs == StartInputs{},
                      .steps = new_job.steps,
+                     .ends_by = new_job.ends_by,
                      .profile = new_job.profile};
     AutoSharing::check(shared);
     job.to_arrive = std::move(shared);

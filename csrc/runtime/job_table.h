@@ -28,6 +28,7 @@ struct NewJob {
   std::optional<double> steps = {};     ///< of the whole job, if declared
   std::optional<ProfiledJob> profile = {};
   std::optional<PeriodicTask> task = {};
+  std::optional<std::chrono::nanoseconds> ends_by = {};  ///< its deadline
   std::optional<JobId> replaces = {};  ///< a job that is about to end, whose name and successors it gets
 };
 

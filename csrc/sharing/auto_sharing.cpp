@@ -160,7 +160,7 @@ std::vector<JobId> AutoSharing::in_state(State state, State or_state) const {
   return found;
 }
 
-/// Waiting jobs in order of priority, then arrival.
+/// Waiting jobs in order of priority, then deadline, then arrival.
 std::vector<JobId> AutoSharing::waiting() const {
   std::vector<JobId> found;
   for (const auto& [id, run] : runs_) {
@@ -168,8 +168,13 @@ std::vector<JobId> AutoSharing::waiting() const {
       found.push_back(id);
     }
   }
-  std::stable_sort(found.begin(), found.end(),
-                   [this](JobId a, JobId b) { return outranks(runs_.at(a).job.priority, runs_.at(b).job.priority); });
+  std::stable_sort(found.begin(), found.end(), [this](JobId a, JobId b) {
+    const SharedJob& first = runs_.at(a).job;
+    const SharedJob& second = runs_.at(b).job;
+    return outranks(first.priority, second.priority) ||
+           (!outranks(second.priority, first.priority) &&
+            first.ends_by.value_or(kNever) < second.ends_by.value_or(kNever));
+  });
   return found;
 }
 
@@ -192,6 +197,7 @@ void AutoSharing::settle(Pair& pair, std::chrono::nanoseconds now) {
   }
   using Running = PairSharing::Running;
   const Running wanted = pair.sharing.choose(now);
+  retry_at_ = std::min(retry_at_, pair.sharing.plan_again_at());
   const SharedRun& sole = runs_.at(wanted == Running::kSecond ? pair.second : pair.first);
   pair.let_in = wanted != Running::kBoth && stalls(sole, now);
   const std::string reason =

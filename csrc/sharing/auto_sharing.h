@@ -15,9 +15,9 @@
 
 namespace torchshare {
 
-/// Decides which jobs run on a device, at most two at a time: in order of priority and arrival, each as soon as
-/// PairSharing finds it best beside the running one. Decides again when a job arrives, ends or does a step. While a job
-/// that runs alone makes no progress, the other may run.
+/// Decides which jobs run on a device, at most two at a time: in order of priority, deadline and arrival, each as soon
+/// as PairSharing finds it best beside the running one. Decides again when a job arrives, ends or does a step. While a
+/// job that runs alone makes no progress, the other may run.
 ///
 /// Pure: the caller reports events with their times, of any monotonic clock, and carries out the orders.
 class AutoSharing {

@@ -23,6 +23,13 @@ constexpr Seconds kSteadyTime = 0.5;         // and for this long
 constexpr std::uint64_t kMany = 64;          // enough to outvote a slow phase of the machine
 constexpr double kHysteresis = 0.03;         // a new plan must be better by this fraction
 constexpr Seconds kShortestStep = 1e-9;
+// Deadlines. Step times are known to a few percent, and that error ends as the deadline comes near.
+constexpr double kDeadlineMargin = 0.05;  // of the time left: jobs are planned to end earlier by it,
+constexpr double kDeadlineSteps = 2;      // and by so many of their steps
+constexpr double kPlanAgain = 0.05;       // of the time left, until the next plan
+constexpr Seconds kShortestPlan = 0.1;
+constexpr Seconds kSoon = 1e-3;
+constexpr Seconds kLongestPlan = 1e6;
 
 /// True if a meter has measured enough: precisely enough for a ratio of two, or for a time of `budget`. Consecutive
 /// steps are correlated, so a few short ones look more precise than they are.
@@ -65,8 +72,10 @@ PairSharing::Running PairSharing::choose(std::chrono::nanoseconds now) {
     if (!max_slowdown_ && now - probe_ended_ > kProbeRest * spent) {
       probe_again(now);
     } else {
-      plan();
+      plan(now);
     }
+  } else if (now >= plan_again_at_) {
+    plan_again(now);
   }
   if (planned_) {
     return running_;
@@ -83,7 +92,7 @@ PairSharing::Running PairSharing::choose(std::chrono::nanoseconds now) {
     }
     probe_ended_ = now;
   }
-  plan();
+  plan(now);
   return running_;
 }
 
@@ -208,6 +217,7 @@ bool PairSharing::changed_step_time() {
 /// distinguished from a change of the ratio.
 void PairSharing::probe_again(std::chrono::nanoseconds now) {
   planned_ = false;
+  plan_again_at_ = kNever;
   probed_ = true;
   probing_ = running_ == Running::kSecond ? Running::kBoth : Running::kFirst;
   both_began_.reset();
@@ -221,13 +231,28 @@ void PairSharing::probe_again(std::chrono::nanoseconds now) {
   }
 }
 
-void PairSharing::plan() {
+void PairSharing::plan(std::chrono::nanoseconds now) {
+  plan_again(now);
+  fresh_ = true;
+  for (SharedRun* const run : runs_) {
+    run->recent = {};
+  }
+}
+
+/// With the measurements of the last plan, because time has passed.
+void PairSharing::plan_again(std::chrono::nanoseconds now) {
   PlannedJob jobs[2];
+  Seconds next = kNeverVirtual;
   for (const int which : {0, 1}) {
     jobs[which].name = runs_[which]->job.name;
     jobs[which].time.alpha = alone_[which];
     jobs[which].remaining_steps = remaining_alone(which) / alone_[which];
     jobs[which].ratios = {at_least_one(ratios_[which])};
+    if (const Seconds left = time_left(which, now); left < kNeverVirtual) {
+      jobs[which].deadline =
+          left - kDeadlineMargin * std::max(left, 0.0) - kDeadlineSteps * alone_[which] * jobs[which].ratios[0];
+      next = left > 0 ? std::min(next, std::max(kPlanAgain * left, kShortestPlan)) : next;
+    }
   }
   if (max_slowdown_ && jobs[0].ratios[0] > 1 + *max_slowdown_) {
     // SlowdownBound keeps the first within its bound by limiting the time in which the second may run.
@@ -241,22 +266,26 @@ void PairSharing::plan() {
                     : plan.start == PlannedStart::kFirst ? Running::kSecond
                                                          : Running::kFirst;
   constexpr PlannedStart kStarts[] = {PlannedStart::kAfter, PlannedStart::kNow, PlannedStart::kFirst};
-  const double staying = plan.average_of(kStarts[static_cast<int>(running_)]);
-  const double waiting = plan.average_of(PlannedStart::kAfter);
-  if (bounded && waiting <= plan.average() * (1 + kHysteresis)) {
+  const PlanCost& staying = plan.cost_of(kStarts[static_cast<int>(running_)]);
+  const PlanCost& waiting = plan.cost_of(PlannedStart::kAfter);
+  if (bounded && waiting.is_near(plan.cost(), kHysteresis)) {
     running = Running::kFirst;  // does not slow down a higher job for a small gain
   }
-  fresh_ = true;
-  if (std::exchange(planned_, true) && staying <= plan.average() * (1 + kHysteresis)) {
+  if (std::exchange(planned_, true) && staying.is_near(plan.cost(), kHysteresis)) {
     running = running_;
   }
+  next = plan.start == PlannedStart::kAtStep ? std::min(next, plan.start_in) : next;
+  plan_again_at_ = next < kNeverVirtual ? now + from_seconds(std::clamp(next, kSoon, kLongestPlan)) : kNever;
   running_ = running;
   assumed_[0] = running == Running::kSecond ? 0 : alone_[0] * (running == Running::kBoth ? ratios_[0] : 1);
   assumed_[1] = running == Running::kFirst ? 0 : alone_[1] * (running == Running::kBoth ? ratios_[1] : 1);
-  for (const int which : {0, 1}) {
-    runs_[which]->recent = {};
-  }
   reason_ = fmt::format("ratios {:.3g} and {:.3g}; {}", ratios_[0], ratios_[1], fmt::join(plan.reasons, "; "));
+}
+
+/// To its deadline; infinite if it has none.
+Seconds PairSharing::time_left(int which, std::chrono::nanoseconds now) const {
+  const auto ends_by = runs_[which]->job.ends_by;
+  return ends_by ? to_seconds(*ends_by - now) : kNeverVirtual;
 }
 
 /// If unknown, equal to the other job's.

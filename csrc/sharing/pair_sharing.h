@@ -10,11 +10,11 @@
 
 namespace torchshare {
 
-/// Decides which of two jobs run, so that their average completion time is minimal: from profiles at once (plan_pair),
-/// otherwise after a probe: a few steps of the first alone, of both, and of the second alone. Decides again when their
-/// step times change. Beside a job that answers requests, the other runs at once: such a job has no end to wait for,
-/// and its promise limits the other; unless its profile says that no share of the time keeps that. The first arrived
-/// before the second. Pure.
+/// Decides which of two jobs run, so that their average completion time is minimal and deadlines are kept: from
+/// profiles at once (plan_pair), otherwise after a probe: a few steps of the first alone, of both, and of the second
+/// alone. Decides again when their step times change, and now and then while a deadline has yet to come. Beside a job
+/// that answers requests, the other runs at once: such a job has no end to wait for, and its promise limits the other;
+/// unless its profile says that no share of the time keeps that. The first arrived before the second. Pure.
 class PairSharing {
  public:
   enum class Running { kFirst, kBoth, kSecond };
@@ -27,6 +27,8 @@ class PairSharing {
   void step_together(const SharedRun& job, Seconds period);
   /// The jobs that should run from now on.
   Running choose(std::chrono::nanoseconds now);
+  /// When to choose again even if nothing happens.
+  std::chrono::nanoseconds plan_again_at() const { return plan_again_at_; }
   /// The reason for the choice, with its numbers.
   const std::string& reason() const { return reason_; }
   /// True if there is a new plan since the last call.
@@ -41,13 +43,16 @@ class PairSharing {
   bool knows_both(Seconds budget, std::chrono::nanoseconds now);
   bool changed_step_time();
   void probe_again(std::chrono::nanoseconds now);
-  void plan();
+  void plan(std::chrono::nanoseconds now);
+  void plan_again(std::chrono::nanoseconds now);
+  Seconds time_left(int which, std::chrono::nanoseconds now) const;
   Seconds remaining_alone(int which) const;
 
   SharedRun* const runs_[2];
   const std::optional<double> max_slowdown_;
   Running running_ = Running::kFirst;
   bool planned_ = false;
+  std::chrono::nanoseconds plan_again_at_ = kNever;
   bool fresh_ = false;  // the plan was not reported yet
   // The last probe, which measures the first alone, both, and the second alone.
   bool probed_ = false;

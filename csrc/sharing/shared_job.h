@@ -16,9 +16,10 @@ namespace torchshare {
 struct SharedJob {
   std::string name;
   Priority priority = Priority::kSecondary;
-  bool automatic = false;            ///< AutoSharing decides when it starts
-  bool starts_now = false;           ///< its start has no condition
-  std::optional<double> steps = {};  ///< of its whole run, if declared
+  bool automatic = false;                                ///< AutoSharing decides when it starts
+  bool starts_now = false;                               ///< its start has no condition
+  std::optional<double> steps = {};                      ///< of its whole run, if declared
+  std::optional<std::chrono::nanoseconds> ends_by = {};  ///< its deadline
   std::optional<ProfiledJob> profile = {};
 };
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import queue
+import re
 import threading
 import time
 from pathlib import Path
@@ -146,7 +147,7 @@ def test_the_report_and_the_metrics_have_the_deadlines_and_why_they_were_missed(
         runtime.wait(check=False)
     assert 'torchshare_deadlines_total{job="camera",outcome="missed"} 1.0' in metrics
     page = (tmp_path / "report.html").read_text()
-    assert "<h2>Deadlines</h2>" in page and "ms late: it took 6" in page
+    assert "<h2>Deadlines</h2>" in page and re.search(r"ms late: it took \d", page)
 
 
 def test_a_job_whose_deadlines_cannot_be_met_is_refused_before_any_work() -> None:
@@ -174,8 +175,11 @@ def test_a_job_is_told_if_its_measured_units_cannot_keep_its_deadlines(caplog: p
     [
         ({"period": 0}, "job 'camera': period must be a positive number of seconds, got 0"),
         ({"period": "1/30"}, "job 'camera': period must be a positive number of seconds, got '1/30'"),
-        ({"period": 1.0, "deadline": -1}, "job 'camera': deadline must be a positive number of seconds, got -1"),
-        ({"deadline": 1.0}, "job 'camera': deadline needs a period"),
+        (
+            {"period": 1.0, "deadline": -1},
+            "job 'camera': deadline must be "
+            'a time such as "2h", "90m" or "1h30m", or a positive number of seconds, got -1',
+        ),
         ({"unit_time": 1.0}, "job 'camera': unit_time needs a period"),
         (
             {"period": 1.0, "unit_time": 2.0},

@@ -81,6 +81,18 @@ def test_a_bound_starts_the_new_job_later():
     assert found.ends["a"] == pytest.approx(110)
 
 
+def test_a_deadline_of_either_job_moves_the_start():
+    profiles = [profile("a", 100, {"b": (1.2, 1.2)}), profile("b", 1000)]
+    found = plan(profiles, PlanSettings(deadlines={"a": 105}))
+    assert found.decision == "'b' starts at step 75 of 'a'"  # 25 of its seconds take 30
+    assert found.ends["a"] == pytest.approx(105)
+    profiles = [profile("a", 100, {"b": (2.0, 2.0)}), profile("b", 100)]
+    assert plan(profiles, NONE).decision == "'b' starts after 'a'"
+    assert plan(profiles, PlanSettings(deadlines={"b": 110})).decision.startswith("'b' runs first")
+    found = plan(profiles, PlanSettings(deadlines={"a": 110, "b": 110}))
+    assert found.decision == "'b' starts after 'a', 90.0 s late: no plan keeps the deadlines"
+
+
 def test_steps_that_were_done_count():
     found = plan(
         [profile("a", 100, {"b": (1.2, 1.0)}), profile("b", 100)], PlanSettings(max_slowdown=0.1, done={"a": 50})
@@ -146,7 +158,13 @@ def test_jobs_never_measured_together_do_not_share():
         (
             [profile(name, 1) for name in "abc"],
             PlanSettings(max_slowdown=0.1),
-            "max_slowdown and suspend_cost need two profiles, got 3",
+            "max_slowdown, suspend_cost and deadlines need two profiles, got 3",
+        ),
+        ([profile(name, 1) for name in "abc"], PlanSettings(deadlines={"a": 1}), "deadlines need two profiles, got 3"),
+        (
+            [profile("a", 1), profile("b", 1)],
+            PlanSettings(deadlines={"x": 1}),
+            "deadlines names job 'x', must be one of a, b",
         ),
         (
             [profile("a", 1, {"b": (1, 1)}), profile("b", 1)],
@@ -194,6 +212,8 @@ def test_the_verb_prints_the_plan_and_writes_its_outputs(tmp_path: Path, capsys:
     assert (tmp_path / "r.csv").read_text().splitlines()[1] == "a,b,1.1,1.2"
     assert main(["plan", *paths, "--steps", "b=100", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["decision"] == "'b' starts now"
+    assert main(["plan", *paths, "--steps", "b=100", "--deadline", "a=1m45s"]) == 0
+    assert "'b' starts at step 50 of 'a'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -209,6 +229,12 @@ def test_the_verb_prints_the_plan_and_writes_its_outputs(tmp_path: Path, capsys:
             ["A", "B", "--done", "a=x"],
             "--done must be JOB=N with a non-negative integer N of at most 12 digits, got 'a=x'",
         ),
+        (
+            ["A", "B", "--deadline", "a=soon"],
+            '--deadline must be JOB=TIME with a time such as "2h", "90m" or "1h30m", or a positive number of seconds, '
+            "got 'a=soon'",
+        ),
+        (["A", "B", "--deadline", "2h"], "--deadline must be JOB=TIME with"),
         (["A", "B", "--png", "/nowhere/p.png"], "--png must be a file in an existing folder, got /nowhere/p.png"),
         (["A", "B", "--memory", "0.0001"], "job 'b' needs"),
     ],

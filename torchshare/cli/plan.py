@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.table import Table
 
 from torchshare.cli.outputs import check_figure, check_outputs, print_table, refuse, save_figure, write
+from torchshare.context.durations import EXPECTED, is_duration, parse_duration
 from torchshare.context.names import escaped
 from torchshare.profiles.profile import Profile
 from torchshare.profiling.plan import DevicePlan, PlanSettings, check_settings, plan, write_ratios
@@ -37,6 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--max-slowdown", type=float, metavar="X", help="bound on the running job's slowdown, 0.05 for 5 %%"
     )
     parser.add_argument(
+        "--deadline", action="append", default=[], metavar="JOB=TIME", help="of a job, from now, such as train=2h"
+    )
+    parser.add_argument(
         "--slo", metavar="PROMISE", help="about a server's latencies, such as 'p99<20ms' (default: its profile's)"
     )
     parser.add_argument(
@@ -61,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
             done=dict(_count("--done", text) for text in arguments.done),
             memory=None if arguments.memory is None else arguments.memory * _GIB,
             max_slowdown=arguments.max_slowdown,
+            deadlines=dict(_deadline(text) for text in arguments.deadline),
             suspend_cost=arguments.suspend_cost,
         )
         check_settings(profiles, settings)
@@ -68,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
         if has_server(profiles):
             if arguments.png is not None:
                 raise ValueError("--png draws no plan beside a job that answers requests: it has no end")
+            if settings.deadlines:
+                raise ValueError("--deadline must be of a job that trains, got one beside a job that answers requests")
             steps = {each.job: settings.steps.get(each.job, each.steps) for each in profiles}
             found = plan_server(profiles, arguments.slo, settings.max_slowdown, steps)
         elif arguments.slo is not None:
@@ -98,6 +105,13 @@ def _count(option: str, text: str) -> tuple[str, int]:
         wanted = f"JOB=N with a non-negative integer N of at most {_DIGITS} digits"
         raise ValueError(f"{option} must be {wanted}, got {reprlib.repr(text)}")
     return job, int(value)
+
+
+def _deadline(text: str) -> tuple[str, float]:
+    job, equals, value = text.rpartition("=")
+    if not (equals and job and is_duration(value)):
+        raise ValueError(f"--deadline must be JOB=TIME with {EXPECTED}, got {reprlib.repr(text)}")
+    return job, parse_duration(value)
 
 
 def _show_server(found: ServerPlan) -> None:

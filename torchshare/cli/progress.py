@@ -91,6 +91,8 @@ def _latest(result: Result) -> str:
     if periods := result.periods:
         late = f", {periods.missed + periods.skipped} missed"
         texts.insert(0, f"{periods.met} deadlines met{late}, response p99 {1e3 * periods.response.p99:.2f} ms")
+    if result.deadline_kept:
+        texts.append(result.deadline_kept)
     return "  ".join(texts)
 
 

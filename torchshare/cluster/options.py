@@ -9,9 +9,8 @@ from typing import Annotated, Any
 from annotated_types import Interval, Predicate
 
 from torchshare.cluster import array
-from torchshare.context.durations import EXPECTED, is_duration
 from torchshare.runtime.declared import Expected, Option
-from torchshare.runtime.options import CommonJobOptions, Name, PositiveInt
+from torchshare.runtime.options import CommonJobOptions, Duration, Name, PositiveInt
 
 SPLITS = [2**power for power in range(8)]
 """The numbers of sub-batches that jobs may run in while they share."""
@@ -44,7 +43,7 @@ class SubmitOptions(CommonJobOptions, total=False):
         ),
     ]
     deadline: Annotated[
-        Annotated[str | float, Predicate(is_duration), Expected(EXPECTED)] | None,
+        Duration | None,
         Option(
             "time after its submission by which it must have finished. With the policies edf and pair-edf, a job is "
             "refused that is predicted to end late, or to make an accepted one late.",

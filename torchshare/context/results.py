@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torchshare.context.durations import duration_text
 from torchshare.context.names import escaped
 
 if TYPE_CHECKING:
@@ -133,10 +134,23 @@ class Result:
     attempts: int = 1
     """How often it was started, with `retries`. The other counts and times are of the last attempt."""
 
+    lateness_s: float | None = None
+    """From the job's deadline to its end, or until now: negative before the deadline. None without a deadline."""
+
     @property
     def run_steps(self) -> int:
         """Steps of this run."""
         return self.steps - self.earlier_steps
+
+    @property
+    def deadline_kept(self) -> str | None:
+        """How the job keeps its deadline, in words; None without one, and for a job that was never started."""
+        if self.lateness_s is None or (self.state == "cancelled" and self.ran_s == 0):
+            return None
+        how = self.state if self.state in ENDED else "now"
+        return (
+            f"{how} {duration_text(abs(self.lateness_s))} {'after' if self.lateness_s > 0 else 'before'} its deadline"
+        )
 
     @property
     def steps_per_s(self) -> float | None:
@@ -187,6 +201,7 @@ class Results(Mapping[str, Result]):
         ]
         requests = [f"job '{escaped(r.name)}': {r.requests}" for r in self.values() if r.requests is not None]
         requests += [f"job '{escaped(r.name)}': {r.periods}" for r in self.values() if r.periods is not None]
+        requests += [f"job '{escaped(r.name)}': {r.deadline_kept}" for r in self.values() if r.deadline_kept]
         unstarted = [escaped(str(r.exception)) for r in self.values() if r.state == "cancelled" and r.exception]
         return "\n".join(table + requests + unstarted + [_core_wait(r) for r in self.values() if _starved(r)])
 

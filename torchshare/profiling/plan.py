@@ -50,6 +50,8 @@ class PlanSettings:
     """Bytes of the device; None: unlimited."""
     max_slowdown: float | None = None
     """Bound on the slowdown of the running job."""
+    deadlines: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Seconds from now by which jobs should have ended, by name."""
     suspend_cost: float = 0.0
     """Seconds to suspend the running job and resume it."""
 
@@ -60,8 +62,8 @@ def plan(profiles: Sequence[Profile], settings: PlanSettings) -> DevicePlan:
     if len(profiles) == 2:
         check_settings(profiles, settings)
         return _plan_pair(profiles[1], profiles[0], settings)
-    if settings.max_slowdown is not None or settings.suspend_cost > 0:
-        raise ValueError(f"max_slowdown and suspend_cost need two profiles, got {len(profiles)}")
+    if settings.max_slowdown is not None or settings.suspend_cost > 0 or settings.deadlines:
+        raise ValueError(f"max_slowdown, suspend_cost and deadlines need two profiles, got {len(profiles)}")
     return plan_queue(profiles, settings)
 
 
@@ -82,7 +84,7 @@ def check_settings(profiles: Sequence[Profile], settings: PlanSettings) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"profiles must be of different jobs, got two of '{name}'")
-    for what in ("steps", "done"):
+    for what in ("steps", "done", "deadlines"):
         for name in getattr(settings, what):
             if name not in names:
                 raise ValueError(f"{what} names job '{name}', must be one of {', '.join(names)}")
@@ -116,6 +118,7 @@ def _job(profile: Profile, settings: PlanSettings, ratios: list[float]) -> _core
         _core.MemoryModel(fit.memory_fixed, fit.memory_per_row),
         ratios,
         measured,
+        settings.deadlines.get(profile.job),
     )
 
 
@@ -176,12 +179,13 @@ def _plan_pair(new: Profile, running: Profile, settings: PlanSettings) -> Device
         "after": f"starts after '{running.job}'",
         "first": f"runs first, '{running.job}' is suspended until it ends",
     }[found.start]
+    late = f", {found.late:,.1f} s late: no plan keeps the deadlines" if found.late > 0 else ""
     return DevicePlan(
         pieces=_pair_pieces(found, new.job, running.job, settings.suspend_cost),
         ends={running.job: found.running_ends, new.job: found.new_ends},
         average_s=found.average,
         one_by_one_s=_one_by_one(jobs, settings),
-        decision=f"'{new.job}' {when}",
+        decision=f"'{new.job}' {when}{late}",
         reasons=[*found.reasons, note],
     )
 

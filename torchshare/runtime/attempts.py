@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchshare import _C
+from torchshare.context.durations import duration_text, parse_duration
 from torchshare.context.errors import BudgetExceeded, Cancelled, described
 from torchshare.context.job_context import JobContext
 from torchshare.context.rank import this_rank
@@ -162,7 +163,9 @@ class Attempts:
         spec = _C.JobSpec()
         spec.name = self._name
         spec.threads = self._threads
-        fill(spec, {name: value for name, value in options.items() if name != "profile"})
+        fill(spec, {name: value for name, value in options.items() if name not in ("profile", "deadline")})
+        if (deadline := options.get("deadline")) is not None:
+            spec.deadline = parse_duration(deadline)
         profile = options.get("profile")
         if profile is not None:
             from torchshare.profiles.profile import as_profile
@@ -172,4 +175,15 @@ class Attempts:
             if self._runtime.device != "cpu" and spec.memory_budget is None:
                 spec.memory_budget = known.memory_budget(options.get("sub_batch"))
             spec.ops = [] if known.ops is None else known.ops.op_profiles()
+            self._check_deadline(spec, spec.profile.step)
         return spec
+
+    def _check_deadline(self, spec: _C.JobSpec, step_s: float) -> None:
+        """A job that may resume has fewer steps than it declares."""
+        if spec.deadline is None or spec.period is not None or spec.steps is None or self._folder is not None:
+            return
+        if (alone := spec.steps * step_s) > spec.deadline:
+            raise ValueError(
+                f"deadline must be at least {duration_text(alone)}, which {spec.steps:.0f} steps take alone as its "
+                f"profile says, got {duration_text(spec.deadline)}"
+            )

@@ -117,6 +117,7 @@ class Job:
             requests=None if self._context.serving is None else self._context.serving.result(),
             periods=_periods(handle.periods()),
             attempts=self._attempts,
+            lateness_s=stats.lateness_s,
         )
 
     def track(self, *, loader: Any = None, **objects: Any) -> None:

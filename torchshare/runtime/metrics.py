@@ -89,6 +89,11 @@ class _Collector(Collector):
             failed.add_metric((job,), times.failures)
         yield failed
         yield _deadlines(now.results.values())
+        late = GaugeMetricFamily("torchshare_job_lateness_seconds", "From its deadline to its end", labels=("job",))
+        for result in now.results.values():
+            if result.lateness_s is not None:
+                late.add_metric((result.name,), result.lateness_s)
+        yield late
         state = GaugeMetricFamily("torchshare_job_state", "1 for the state of the job", labels=("job", "state"))
         for result in now.results.values():
             for each in _STATES:

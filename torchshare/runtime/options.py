@@ -14,6 +14,7 @@ from annotated_types import Interval, Predicate
 from typing_extensions import TypedDict
 
 from torchshare.checkpoints.interval import EXPECTED, is_interval
+from torchshare.context import durations
 from torchshare.runtime.declared import YES_NO, Expected, Option
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 WholeNumber = Annotated[int, Interval(ge=0), Expected("a non-negative integer")]
 PositiveInt = Annotated[int, Interval(ge=1, lt=2**31), Expected("a positive integer below 2**31")]
 SecondsAboveZero = Annotated[float, Interval(gt=0, lt=float("inf")), Expected("a positive number of seconds")]
+Duration = Annotated[str | float, Predicate(durations.is_duration), Expected(durations.EXPECTED)]
 Text = Annotated[str, Expected("a string")]
 Flag = Annotated[bool, Expected("True or False")]
 Every = Annotated[str | int, Predicate(is_interval), Expected(EXPECTED)]
@@ -338,8 +340,14 @@ class JobOptions(CommonJobOptions, total=False):
         ),
     ]
     deadline: Annotated[
-        SecondsAboveZero | None,
-        Option("seconds from a release by which its unit must have ended. Default: the period.", metavar="S"),
+        Duration | None,
+        Option(
+            "with `period`, the time from a release by which its unit must have ended. Default: the period. Without, "
+            'the time from the submission by which the job should have ended, such as "2h" or 90 (seconds): jobs with '
+            '`start="auto"` are started, held and paired so that it is kept, if that is possible; `Result.lateness_s` '
+            "is the outcome. That needs the number of `steps`, declared or known from the loader.",
+            metavar="TIME",
+        ),
     ]
     unit_time: Annotated[
         SecondsAboveZero | None,

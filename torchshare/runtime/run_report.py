@@ -66,6 +66,11 @@ def document(
             for job in jobs[:_MAX_JOBS]
             if (periods := results[job.name].periods) is not None
         ],
+        "deadlines": [
+            f"{_short(result.name)}: {kept}."
+            for result in (results[job.name] for job in jobs[:_MAX_JOBS])
+            if (kept := result.deadline_kept) is not None
+        ],
         "parts": [part for part in PARTS if part == COMPUTING or any(row["time"][part] > 0 for row in rows)],
         "bounds": [str(bound) for bound in bounds[:_MAX_CURVES]],
         "bounded": None if bounded is None else _short(bounded.name),

@@ -20,11 +20,13 @@ namespace torchshare::bindings {
 namespace {
 
 PlannedJob make_job(std::string name, double steps, double batch, const StepTimeModel& time, const MemoryModel& memory,
-                    std::vector<double> ratios, const std::vector<std::pair<double, double>>& measured) {
+                    std::vector<double> ratios, const std::vector<std::pair<double, double>>& measured,
+                    std::optional<Seconds> deadline) {
   PlannedJob job{std::move(name), steps, batch, time, memory, std::move(ratios)};
   for (const auto& [step, bytes] : measured) {
     job.measured.push_back({step, bytes});
   }
+  job.deadline = deadline;
   return job;
 }
 
@@ -182,7 +184,8 @@ void bind_planner(py::module_& module) {
              }
              return profile;
            }),
-           py::arg("name"), py::arg("step"), py::arg("beside"), py::arg("answers"));
+           py::arg("name"), py::arg("step"), py::arg("beside"), py::arg("answers"))
+      .def_readonly("step", &ProfiledJob::step);
   bind_op_replay(module);
   bind_server_model(module);
   bind_periodic(module);
@@ -193,7 +196,7 @@ void bind_planner(py::module_& module) {
   py::class_<MemoryModel>(module, "MemoryModel").def(py::init<double, double>(), py::arg("fixed"), py::arg("per_row"));
   py::class_<PlannedJob>(module, "PlannedJob")
       .def(py::init(&make_job), py::arg("name"), py::arg("steps"), py::arg("batch"), py::arg("time"), py::arg("memory"),
-           py::arg("ratios"), py::arg("measured"));
+           py::arg("ratios"), py::arg("measured"), py::arg("deadline") = py::none());
   py::class_<Plan>(module, "Plan")
       .def_property_readonly("start", [](const Plan& plan) { return to_string(plan.start); })
       .def_readonly("start_in", &Plan::start_in)
@@ -202,6 +205,7 @@ void bind_planner(py::module_& module) {
       .def_readonly("running_sub_batches", &Plan::running_sub_batches)
       .def_readonly("new_ends", &Plan::new_ends)
       .def_readonly("running_ends", &Plan::running_ends)
+      .def_readonly("late", &Plan::late)
       .def_readonly("reasons", &Plan::reasons)
       .def_property_readonly("average", &Plan::average);
   py::class_<QueuedPair>(module, "QueuedPair")

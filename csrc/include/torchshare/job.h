@@ -24,8 +24,9 @@ struct JobSpec {
   std::uint64_t seed = 0;               ///< of the job's own random generator
   std::optional<double> steps = {};     ///< of the whole job, if declared
   std::optional<std::string> slo = {};  ///< promise about the latencies of its requests, such as "p99<20ms", if any
-  std::optional<std::chrono::nanoseconds> period = {};     ///< between two releases, for a periodic job
-  std::optional<std::chrono::nanoseconds> deadline = {};   ///< of a unit, from its release; default: the period
+  std::optional<std::chrono::nanoseconds> period = {};  ///< between two releases, for a periodic job
+  /// With a period: of a unit, from its release; default: the period. Without: of the job, from its submission.
+  std::optional<std::chrono::nanoseconds> deadline = {};
   std::optional<std::chrono::nanoseconds> unit_time = {};  ///< that a unit takes alone, at most; default: measured
   std::optional<ProfiledJob> profile = {};
   bool meter_memory = false;                       ///< count the job's memory even without a budget
@@ -49,6 +50,8 @@ struct JobStats {
   std::chrono::nanoseconds ran{0};        ///< from its start to its end, or until now
   std::int64_t memory_peak = 0;           ///< bytes of tensors, if metered
   std::int64_t memory_cached = 0;         ///< bytes of freed blocks that were kept, at most
+  /// From the job's deadline to its end, or until now; negative before the deadline. Empty without one.
+  std::optional<std::chrono::nanoseconds> lateness = {};
 };
 
 /// One training run: a thread with its own priority, intra-op threads and random state. Made by Runtime::submit.

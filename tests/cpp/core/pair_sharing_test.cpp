@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "sharing/auto_sharing.h"
@@ -28,6 +30,8 @@ class TwoJobs {
     std::optional<double> max_slowdown = {};
     Priority first = Priority::kPrimary;
     Priority second = Priority::kSecondary;
+    Seconds first_deadline = 0;  // from the start; 0: none
+    Seconds second_deadline = 0;
   };
 
   explicit TwoJobs(const Options& options) : sharing(options.max_slowdown) {
@@ -37,6 +41,11 @@ class TwoJobs {
       first.profile = {"pa", kStep, {{"pb", {options.ratio, options.second_ratio}}}};
       second.profile = {"pb", options.second_alone, {}};
     }
+    const auto from_now = [&](Seconds time) {
+      return time > 0 ? std::optional(at() + from_seconds(time)) : std::nullopt;
+    };
+    first.ends_by = from_now(options.first_deadline);
+    second.ends_by = from_now(options.second_deadline);
     sharing.arrive(0, std::move(first));
     sharing.arrive(1, std::move(second));
     sharing.start(0, at());
@@ -84,6 +93,79 @@ class TwoJobs {
   std::string reason;   // of the last order
   std::string at_once;  // the order at the arrival
 };
+
+/// When each of the jobs has done its steps, if the second slows the first down by `ratio` and vice versa. Their
+/// decisions are made after each step and whenever they have asked for one.
+std::array<Seconds, 2> ends_of(TwoJobs& jobs, double ratio) {
+  const Seconds begin = jobs.now;
+  std::array<double, 2> left{kSteps, kSteps};
+  std::array<double, 2> to_step{1, 1};  // the rest of the present step
+  std::array<Seconds, 2> ends{};
+  std::array<bool, 2> runs{true, jobs.at_once == "start b"};
+  if (jobs.at_once == "hold a") {
+    runs = {false, true};
+  }
+  while (left[0] > 0 || left[1] > 0) {
+    const std::array<bool, 2> busy{runs[0] && left[0] > 0, runs[1] && left[1] > 0};
+    const Seconds per_step = kStep * (busy[0] && busy[1] ? ratio : 1);
+    Seconds next = jobs.sharing.retry_at() == kNever ? 1e9 : to_seconds(jobs.sharing.retry_at() - jobs.at()) + 1e-6;
+    for (const std::size_t job : {0, 1}) {
+      next = busy[job] ? std::min(next, to_step[job] * per_step) : next;
+    }
+    next = std::max(next, 1e-6);
+    jobs.now += next;
+    for (const JobId job : {0, 1}) {
+      to_step[job] -= busy[job] ? next / per_step : 0;
+      if (busy[job] && to_step[job] < 1e-6) {
+        to_step[job] = 1;
+        jobs.sharing.step(job, jobs.at());
+        if (--left[job] <= 0) {
+          ends[job] = jobs.now - begin;
+          jobs.sharing.end(job);
+        }
+      }
+    }
+    for (const AutoSharing::Order& order : jobs.sharing.decide(jobs.at())) {
+      if (order.action != AutoSharing::Action::kStay) {
+        runs[order.job] = order.action != AutoSharing::Action::kHold;
+      }
+    }
+  }
+  return ends;
+}
+
+TEST(PairSharing, KeepsTheDeadlineOfTheFirst) {
+  TwoJobs free({.ratio = 1.3});
+  EXPECT_NEAR(ends_of(free, 1.3)[0], 130, 0.1);
+  TwoJobs jobs({.ratio = 1.3, .first_deadline = 115});
+  EXPECT_EQ(jobs.at_once, "stay b");
+  const auto [first, second] = ends_of(jobs, 1.3);
+  EXPECT_LE(first, 115);
+  EXPECT_LT(second, 190) << "they share while that is possible";
+}
+
+TEST(PairSharing, KeepsTheDeadlineOfTheSecond) {
+  TwoJobs free({.ratio = 1.6});
+  EXPECT_NEAR(ends_of(free, 1.6)[1], 200, 0.1);
+  for (const Seconds deadline : {180, 110}) {
+    TwoJobs jobs({.ratio = 1.6, .second_deadline = deadline});
+    EXPECT_LE(ends_of(jobs, 1.6)[1], deadline);
+  }
+}
+
+TEST(PairSharing, KeepsADeadlineThoughItsProfileIsTenPercentWrong) {
+  for (const double actual : {1.18, 1.3, 1.42}) {
+    TwoJobs jobs({.ratio = 1.3, .first_deadline = 115});
+    EXPECT_LE(ends_of(jobs, actual)[0], 115) << actual;
+  }
+}
+
+TEST(PairSharing, ADeadlineThatIsFarAwayChangesNothing) {
+  TwoJobs free({.ratio = 1.3});
+  TwoJobs jobs({.ratio = 1.3, .first_deadline = 1000, .second_deadline = 1000});
+  EXPECT_EQ(jobs.at_once, free.at_once);
+  EXPECT_EQ(ends_of(jobs, 1.3), ends_of(free, 1.3));
+}
 
 TEST(PairSharing, AStepAcrossAStartOrAHoldIsNotMeasured) {
   TwoJobs jobs({});
