@@ -143,7 +143,7 @@ class Device {
     return thread_priority(priority, how);
   }
   /// Records what the calling thread has launched so far, for a job that may read its results. Null on a synchronous
-  /// device.
+  /// device, and if the device has done it.
   virtual std::shared_ptr<DeviceEvent> record_event() { return nullptr; }
   /// Sets the calling thread up for a job: its stream, its generator. Throws std::invalid_argument for an unsupported
   /// request.

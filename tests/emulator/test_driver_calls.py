@@ -58,6 +58,17 @@ def test_a_job_that_stays_within_torch_looks_at_the_legacy_stream_before_one_op_
     assert calls["cudaEventRecord"] == calls["cudaStreamWaitEvent"] == 0
 
 
+def test_a_job_that_is_submitted_and_starts_leaves_nothing_on_the_legacy_stream() -> None:
+    """Jobs that run beside it took the events for work of their own that was launched past torch."""
+    torch.zeros(8, device="cuda")
+    torch.cuda.synchronize()
+    before = emulator.emulator_calls(b"cudaEventRecord")
+    with torchshare.Runtime(device="cuda") as runtime:
+        runtime.submit(lambda _job: None, name="idle", threads=1)
+        runtime.wait(120)
+    assert emulator.emulator_calls(b"cudaEventRecord") == before
+
+
 @pytest.mark.filterwarnings("ignore:.*legacy default stream")
 def test_a_job_with_work_there_has_two_events_per_op() -> None:
     calls = calls_in_a_job(found=True)

@@ -116,7 +116,11 @@ void CudaDevice::install_memory() {
 std::shared_ptr<DeviceEvent> CudaDevice::record_event() {
   const auto index = static_cast<c10::DeviceIndex>(index_);
   const c10::cuda::CUDAGuard guard(index);
-  return std::make_shared<CudaEvent>(c10::cuda::getCurrentCUDAStream(index));
+  const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(index);
+  if (is_done(current.stream())) {
+    return nullptr;  // jobs that run would take an event on the legacy stream for work
+  }
+  return std::make_shared<CudaEvent>(current);
 }
 
 std::unique_ptr<DeviceScope> CudaDevice::enter(const DeviceRequest& request) {

@@ -49,7 +49,9 @@ void LegacyStream::order(cudaEvent_t by, cudaStream_t first, cudaStream_t second
 
 void LegacyStream::precede(cudaStream_t stream) {
   const c10::cuda::CUDAGuard guard(device_);
-  order(known_, kHandle, stream);
+  if (!is_done(kHandle)) {  // otherwise other jobs would take the event for work
+    order(known_, kHandle, stream);
+  }
 }
 
 bool LegacyStream::give_out(cudaStream_t current) {
