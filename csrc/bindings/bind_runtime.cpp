@@ -160,6 +160,9 @@ std::optional<at::Generator> device_generator(const OpContext& context) {
 
 void bind_job(py::module_& module) {
   py::class_<DeviceGraph>(module, "DeviceGraph");
+  py::class_<DevicePart>(module, "DevicePart")
+      .def_property_readonly("sms", &DevicePart::sms)
+      .def_property_readonly("stream", &DevicePart::stream);
   py::class_<JobStats>(module, "JobStats")
       .def_readonly("steps", &JobStats::steps)
       .def_readonly("earlier_steps", &JobStats::earlier_steps)
@@ -236,6 +239,7 @@ void bind_job(py::module_& module) {
           py::arg("requests"))
       .def("synchronize", &RuntimeJob::synchronize, Warns())
       .def("open_stream", &RuntimeJob::open_stream)
+      .def("take_part", &RuntimeJob::take_part, py::arg("sms"))
       .def("give_out", &RuntimeJob::give_out, py::call_guard<PythonWarnings, py::gil_scoped_release>())
       .def_property_readonly("main_stream",
                              [](const RuntimeJob& job) {

@@ -102,6 +102,16 @@ struct DeviceRequest {
   std::shared_ptr<DeviceEvent> after = nullptr;  ///< the job's work begins when the device has reached it
 };
 
+/// Some of a device's streaming multiprocessors, and a stream of the job that uses only these. The destructor gives
+/// them back; the stream stays the job's.
+class DevicePart {
+ public:
+  virtual ~DevicePart() = default;
+  virtual int sms() const = 0;
+  /// The device's own handle of the stream.
+  virtual std::uintptr_t stream() const = 0;
+};
+
 /// The part of a device that a job's thread holds, until the destructor. Used on the thread that made it, except
 /// `stream`.
 class DeviceScope {
@@ -118,6 +128,9 @@ class DeviceScope {
   /// Opens another stream like the job's own, until the job ends. Returns the device's handle, or 0 if it has no
   /// streams.
   virtual std::uintptr_t open_stream() { return 0; }
+  /// Takes at least `sms` multiprocessors that no other part has. Throws std::invalid_argument if so many are not left.
+  /// Null if the device has no parts. Not during a capture.
+  virtual std::unique_ptr<DevicePart> take_part(int /*sms*/) { return nullptr; }
 };
 
 /// The seam between the runtime and a machine. Any thread.

@@ -164,6 +164,16 @@ void RuntimeJob::synchronize() {
   }
 }
 
+std::unique_ptr<DevicePart> RuntimeJob::take_part(int sms) {
+  if (const auto stream = device_->stream(); stream != nullptr && stream->is_capturing()) {
+    throw std::logic_error(fmt::format("job '{}': on_sms must not begin while a graph is being captured", spec_.name));
+  }
+  if (auto part = device_->take_part(sms)) {
+    return part;
+  }
+  throw std::invalid_argument(fmt::format("on_sms needs a GPU, got device '{}'", runtime_->device->name()));
+}
+
 std::unique_ptr<DeviceGraph> RuntimeJob::capture(const std::function<void()>& work) {
   auto graph = device_->make_graph();
   if (graph == nullptr) {

@@ -143,6 +143,9 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   void synchronize() override;
   /// See DeviceScope::open_stream.
   std::uintptr_t open_stream() { return device_->open_stream(); }
+  /// See DeviceScope::take_part. Throws std::invalid_argument if the device has no parts, std::logic_error during a
+  /// capture.
+  std::unique_ptr<DevicePart> take_part(int sms);
   /// See DeviceStream::give_out. Any thread of the job's.
   void give_out() {
     if (const auto stream = resources().stream) {

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from gpu_jobs import on_gpu, run_pair
 
 import torchshare
 from torchshare import Job
@@ -91,3 +92,64 @@ def test_what_a_job_gives_back_serves_others_beside_one_that_runs() -> None:
 def test_a_job_without_a_part_may_use_all() -> None:
     part, everything = together(40, None)
     assert len(part) == 40 and not everything
+
+
+def test_a_block_has_its_multiprocessors_and_the_jobs_priority() -> None:
+    def look(job: Job) -> None:
+        outside = torch.cuda.current_stream()
+        own = multiprocessors(outside)
+        with job.on_sms(30) as granted:
+            inside = torch.cuda.current_stream()
+            assert len(multiprocessors(inside)) == granted == 32  # groups of 8
+            assert not multiprocessors(inside) & own
+            assert inside.priority == outside.priority != torch.cuda.Stream.priority_range()[0]
+            with job.on_sms(16):  # the outer block's are taken
+                assert not multiprocessors(torch.cuda.current_stream()) & (multiprocessors(inside) | own)
+            assert torch.cuda.current_stream() == inside
+        assert torch.cuda.current_stream() == outside
+        with job.on_sms(32):
+            assert torch.cuda.current_stream() == inside  # nothing is made anew
+        assert job.sms == (len(own) or None)
+
+    for sms in (None, 16):
+        on_gpu(look, priority="primary", sms=sms)
+
+
+def test_another_job_has_the_multiprocessors_of_a_block_when_it_ends_however_it_ends() -> None:
+    whole = torch.cuda.get_device_properties(0).multi_processor_count
+    inside, seen, over = (threading.Event() for _ in range(3))
+
+    def first(job: Job) -> None:
+        try:
+            with job.on_sms(whole):
+                inside.set()
+                assert seen.wait(300)
+                raise KeyError("kept, with its traceback")
+        except KeyError as error:
+            kept = error
+            over.set()
+        del kept
+
+    def second(job: Job) -> int:
+        assert inside.wait(300)
+        message = f"job 'second': sms must be at most 0, which other jobs have left of this GPU's {whole}"
+        with pytest.raises(ValueError, match=message), job.on_sms(8):
+            pass
+        seen.set()
+        assert over.wait(300)
+        with job.on_sms(whole) as granted:
+            return granted
+        return 0
+
+    assert run_pair(first, second)["second"].value == whole
+
+
+def test_a_job_with_many_blocks_keeps_one_stream_for_each_set_of_multiprocessors() -> None:
+    def many(job: Job) -> set[int]:
+        streams = set()
+        for number in range(200):
+            with job.on_sms(8 * (1 + number % 3)):
+                streams.add(torch.cuda.current_stream().cuda_stream)
+        return streams
+
+    assert len(on_gpu(many)) == 3

@@ -104,7 +104,7 @@ def run_pair(
         return runtime.wait(timeout, check=check)
 
 
-def enters_beside(launch: Callable[[], torch.cuda.Event], *, busy: bool = False) -> bool:
+def enters_beside(launch: Callable[[Job], torch.cuda.Event], *, busy: bool = False) -> bool:
     """Whether a lower job enters an op, under "strict", while what the primary has launched is not done.
 
     Args:
@@ -113,8 +113,8 @@ def enters_beside(launch: Callable[[], torch.cuda.Event], *, busy: bool = False)
     """
     launched, entered = threading.Event(), threading.Event()
 
-    def primary(_job: Job) -> bool:
-        done = launch()
+    def primary(job: Job) -> bool:
+        done = launch(job)
         launched.set()
         entered.wait(0.1)
         return entered.is_set() and not done.query()

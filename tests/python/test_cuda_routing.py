@@ -161,6 +161,12 @@ def test_options_that_need_a_gpu_are_refused_on_the_cpu() -> None:
         pytest.raises(ValueError, match="job 'a': sms must be at least 1 and needs a GPU, got 8 on device 'cpu'"),
     ):
         runtime.submit(print, name="a", sms=8)
+
+    def block(job: Job) -> None:
+        with pytest.raises(ValueError, match="job 'alone': on_sms needs a GPU, got device 'cpu'"), job.on_sms(8):
+            pass
+
+    run_one(block)
     for value in (0, -1.0, 2, float("nan")):
         with pytest.raises(ValueError, match="run_ahead must be"):
             torchshare.Runtime(run_ahead=value)

@@ -196,7 +196,7 @@ def find_legacy_work() -> None:
 def test_the_gate_sees_it() -> None:
     """Under "strict", a lower job ran beside it."""
 
-    def launch() -> torch.cuda.Event:
+    def launch(_job: Job) -> torch.cuda.Event:
         find_legacy_work()
         return legacy_sleeps(SLEEP_CYCLES // 2)
 
@@ -204,7 +204,7 @@ def test_the_gate_sees_it() -> None:
 
 
 def test_the_gate_sees_what_is_launched_there_while_the_job_seemed_to_be_done() -> None:
-    def launch() -> torch.cuda.Event:
+    def launch(_job: Job) -> torch.cuda.Event:
         find_legacy_work()
         time.sleep(0.2)  # the other is let in
         return legacy_sleeps(SLEEP_CYCLES // 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -250,7 +251,7 @@ def test_the_end_of_a_job_waits_for_every_stream(make: Callable[[], torch.cuda.S
 def test_the_gate_sees_the_work_of_every_stream(make: Callable[[], torch.cuda.Stream]) -> None:
     """Under "strict", a lower job ran beside it."""
 
-    def launch() -> torch.cuda.Event:
+    def launch(_job: Job) -> torch.cuda.Event:
         torch.accelerator.set_stream(make())
         torch.cuda._sleep(SLEEP_CYCLES // 2)
         torch.ones(1, device="cuda")  # an op; to sleep is none
@@ -361,3 +362,111 @@ def test_a_job_that_captures_itself_is_told_to_use_job_graph() -> None:
     x.fill_(3)
     graph.replay()
     assert y.tolist() == [6.0] * 8
+
+
+def test_ops_in_a_block_on_some_multiprocessors_come_after_those_before_and_before_later_ones() -> None:
+    def passes_on(job: Job) -> list[float]:
+        seen = []
+        for value in range(6):
+            torch.cuda._sleep(SLEEP_CYCLES // 20)
+            x = torch.full((MIB,), float(value), device="cuda")
+            with job.on_sms(8 * (1 + value % 2)):
+                torch.cuda._sleep(SLEEP_CYCLES // 20)
+                y = x + 1
+                del x  # its memory is the next one's, which the job's own stream fills
+            x = torch.zeros(MIB, device="cuda")
+            seen.append(float((y * 2 + x).mean()))
+        return seen
+
+    assert on_gpu(passes_on) == [2.0 * (value + 1) for value in range(6)]
+
+
+def test_a_training_has_the_same_weights_with_its_forward_in_such_a_block() -> None:
+    """Its backward runs on the forward's stream, as in plain torch."""
+
+    def train(job: Job, on_sms: int | None) -> list[Tensor]:
+        model = conv().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in job.batches([torch.randn(16, 3, 8, 8, device="cuda") for _ in range(5)], sub_batch=8):
+
+            def loss_fn(x: Tensor) -> Tensor:
+                with contextlib.nullcontext() if on_sms is None else job.on_sms(on_sms):
+                    return model(x).square().mean()
+
+            batch.backward(loss_fn)
+            optimizer.step()
+            optimizer.zero_grad()
+        return [each.detach().cpu() for each in model.parameters()]
+
+    expected = on_gpu(lambda job: train(job, None), seed=3)
+    together = run_pair(lambda job: train(job, 16), lambda job: train(job, 24))
+    assert identical(on_gpu(lambda job: train(job, 16), seed=3), expected)
+    assert [result.state for result in together.values()] == ["finished"] * 2
+
+
+def test_a_block_on_some_multiprocessors_is_in_the_budget_and_in_synchronize_and_at_the_gate() -> None:
+    def allocates(job: Job) -> None:
+        with job.on_sms(8):
+            torch.ones(64 * MIB, device="cuda")
+
+    with pytest.raises(torchshare.BudgetExceeded, match="job 'alone': memory budget exceeded"):
+        on_gpu(allocates, memory_budget=32 * MIB)
+
+    def copies(job: Job) -> float:
+        result = torch.zeros(5).pin_memory()
+        with job.on_sms(8):
+            x = torch.ones(5, device="cuda")
+            torch.cuda._sleep(SLEEP_CYCLES // 10)
+            result.copy_(x, non_blocking=True)
+        torch.cuda.synchronize()
+        return float(result.sum())
+
+    assert on_gpu(copies) == 5
+
+    def launch(job: Job) -> torch.cuda.Event:
+        with job.on_sms(8):
+            torch.cuda._sleep(SLEEP_CYCLES // 2)
+            torch.ones(1, device="cuda")  # an op; to sleep is none
+            return torch.cuda.current_stream().record_event()
+
+    assert enters_beside(launch) is False
+
+
+def test_a_block_on_some_multiprocessors_is_refused_where_it_cannot_be() -> None:
+    def refused(job: Job) -> str | None:
+        for sms in (0, -1, "8", True, 1.5):
+            with pytest.raises(ValueError, match=r"job 'alone': sms must be a positive integer, got "), job.on_sms(sms):
+                pass
+        with (
+            pytest.raises(ValueError, match=r"job 'alone': sms must be from 1 to \d+, .* got 100000"),
+            job.on_sms(10**5),
+        ):
+            pass
+        errors: queue.Queue[str] = queue.Queue()
+
+        def elsewhere() -> None:
+            try:
+                with job.on_sms(8):
+                    pass
+            except RuntimeError as error:
+                errors.put(str(error))
+
+        thread = threading.Thread(target=elsewhere, name="helper")
+        thread.start()
+        thread.join()
+        assert errors.get() == "job 'alone': on_sms must be used in its own thread, got thread 'helper'"
+        weights = torch.ones(4, device="cuda", requires_grad=True)
+
+        def loss_fn(x: Tensor) -> Tensor:
+            with job.on_sms(8):
+                return (x * weights).sum()
+
+        graphed = job.graph(loss_fn)
+        for batch in job.batches([torch.ones(2, 4, device="cuda")] * 3):
+            batch.backward(graphed)
+        assert float(weights.grad.sum()) == 24
+        return graphed.fallback
+
+    with pytest.warns(UserWarning, match="on_sms must not begin while a graph is being captured"):
+        fallback = on_gpu(refused)
+    assert fallback is not None and "on_sms must not begin while a graph is being captured" in fallback

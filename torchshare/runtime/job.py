@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -17,6 +18,7 @@ from torchshare.training import batches
 from torchshare.training.batches import Batch, Count, Reduction
 from torchshare.training.batches import Options as BatchOptions
 from torchshare.training.cuda_graph import Graphed
+from torchshare.training.multiprocessors import on_sms
 
 if TYPE_CHECKING:
     from torchshare import _C
@@ -348,6 +350,28 @@ class Job:
         if not callable(loss_fn):
             raise TypeError(f"job '{self.name}': loss_fn must be callable, got {loss_fn!r}")
         return Graphed(self._context, loss_fn, self._context.device)
+
+    def on_sms(self, sms: int) -> contextlib.AbstractContextManager[int]:
+        """A block whose ops run on some of the GPU's multiprocessors, which no other job with `sms=` has meanwhile:
+
+            with job.on_sms(32) as granted:
+                features = detector(frame)
+
+        The ops inside come after those before it, and later ones after them: two events on the device. Their stream has
+        the job's priority, and belongs to the job as its own does: the gate, budgets and `synchronize` see its work.
+        The first block on some multiprocessors makes their green context, in milliseconds; later ones change nothing
+        on the device. At the block's end they are given back. What is launched inside may still run there then, as
+        does, later, the backward of ops inside.
+
+        Args:
+            sms: multiprocessors, at least 1, beside those of the option `sms`. The driver rounds the number up; the
+                block gets the result.
+
+        Raises:
+            ValueError: if so many are not left, or without a GPU.
+            RuntimeError: in another thread than the job's own, and while a graph is being captured (`Job.graph`).
+        """
+        return on_sms(self._context, sms)
 
     def fit(
         self,

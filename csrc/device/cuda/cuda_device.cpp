@@ -41,6 +41,17 @@ void wake_in_time() {
   prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
 }
 
+class CudaPart final : public DevicePart {
+ public:
+  CudaPart(SmPart::Held part, cudaStream_t stream) : part_(std::move(part)), stream_(stream) {}
+  int sms() const override { return part_->count; }
+  std::uintptr_t stream() const override { return reinterpret_cast<std::uintptr_t>(stream_); }
+
+ private:
+  const SmPart::Held part_;
+  const cudaStream_t stream_;
+};
+
 class CudaScope final : public DeviceScope {
  public:
   CudaScope(c10::DeviceIndex device, const DeviceRequest& request)
@@ -62,6 +73,11 @@ class CudaScope final : public DeviceScope {
   std::optional<int> sms() const override { return part_ == nullptr ? std::nullopt : std::optional(part_->count); }
   std::unique_ptr<DeviceGraph> make_graph() override { return std::make_unique<CudaGraph>(stream_, generator_); }
   std::uintptr_t open_stream() override { return reinterpret_cast<std::uintptr_t>(stream_->open()); }
+  std::unique_ptr<DevicePart> take_part(int sms) override {
+    SmPart::Held part = SmPart::take(stream_->torchs().device_index(), sms);
+    const cudaStream_t stream = stream_->open_on(*part);
+    return std::make_unique<CudaPart>(std::move(part), stream);
+  }
 
  private:
   const SmPart::Held part_;

@@ -190,6 +190,20 @@ cudaStream_t CudaStream::open() {
   return open_[returned_again_++ % kMaxOpen];
 }
 
+cudaStream_t CudaStream::open_on(const SmPart& part) {
+  StreamKind kind = kind_;
+  kind.part = &part;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Member& member : members_) {
+      if (member.stream->is_ours && member.stream->kind == kind) {
+        return member.stream->handle;
+      }
+    }
+  }
+  return add(MarkedStream::take(kind));
+}
+
 void CudaStream::set_capturing(bool capturing) {
   std::lock_guard lock(mutex_);
   capturing_ = capturing;

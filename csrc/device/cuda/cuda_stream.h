@@ -73,6 +73,8 @@ class CudaStream final : public DeviceStream {
   /// Another stream of the same kind, for as long as the job runs; beyond kMaxOpen those are returned again, in turn.
   /// Null during a capture. The job's own thread.
   cudaStream_t open();
+  /// The job's stream on these multiprocessors, the same each time. The job's own thread, not during a capture.
+  cudaStream_t open_on(const SmPart& part);
   /// Work launched from now on runs after what the event covers. Nothing waits for it here.
   void wait_for(const CudaEvent& event);
   /// The same for what the program has launched on the default stream.
