@@ -103,7 +103,8 @@ def is_pybind11s(error: str) -> bool:
 def complaint(kind: str, outcome: Outcome, clean: dict[str, str]) -> str | None:
     """What is wrong with the outcome, or None: the fault was absorbed, or is the error of one job or of the runtime."""
     if outcome["status"] != 0:
-        known = outcome["status"] == -signal.SIGABRT and is_pybind11s(outcome["error"])
+        ended = outcome["status"] in (-signal.SIGABRT, -signal.SIGSEGV)
+        known = ended and is_pybind11s(outcome["error"])
         return None if known else f"the process ended with {outcome['status']}: {outcome['error']}"
     if outcome["left"]:
         return f"threads are left: {outcome['left']}"
