@@ -1,0 +1,176 @@
+#include "planner/workflow_search.h"
+
+#include <algorithm>
+#include <functional>
+
+namespace torchshare {
+
+WorkflowSearch::WorkflowSearch(const std::vector<WorkflowStage>& stages, const WorkflowGoal& goal, Least least)
+    : stages_(stages),
+      goal_(goal),
+      for_cost_(least == Least::kCost),
+      choices_(choices_of(stages, goal.per_second)),
+      prices_(for_cost_ ? choose_prices(stages, choices_, goal.limit) : WorkflowPrices(stages)),
+      tails_(stages.size()),
+      last_successor_(stages.size()),
+      last_partner_(prices_.partners.size()),
+      rest_cost_(stages.size() + 1),
+      rest_priced_(stages.size() + 1),
+      chosen_(stages.size()),
+      ends_(stages.size()) {
+  set_bounds();
+}
+
+void WorkflowSearch::set_bounds() {
+  for (std::size_t stage = stages_.size(); stage-- > 0;) {
+    std::vector<Choice>& choices = choices_[stage];
+    double cheapest = std::numeric_limits<double>::infinity();
+    for (Choice& choice : choices) {
+      choice.priced = prices_.cost(stage, choice);
+      cheapest = std::min(cheapest, choice.option->cost);
+      if (choice.option->partner) {
+        std::size_t& last = last_partner_[*choice.option->partner];
+        last = std::max(last, stage);
+      }
+    }
+    std::sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) { return a.priced < b.priced; });
+    rest_cost_[stage] = rest_cost_[stage + 1] + cheapest;
+    rest_priced_[stage] = rest_priced_[stage + 1] + choices[0].priced;
+    const Seconds least = std::min_element(choices.begin(), choices.end(), is_quicker)->least;
+    for (const std::size_t p : stages_[stage].after) {
+      tails_[p] = std::max(tails_[p], tails_[stage] + least);
+      last_successor_[p] = std::max(last_successor_[p], stage);
+    }
+  }
+}
+
+/// Depth first to the first plan, which bounds all others; then the node with the least bound.
+std::vector<std::size_t> WorkflowSearch::best() {
+  nodes_.emplace_back();
+  open_.push_back({0, 0});
+  while (!open_.empty() && nodes_.size() < goal_.max_nodes) {
+    const bool is_heap = !best_.empty();
+    if (is_heap) {
+      std::pop_heap(open_.begin(), open_.end());
+    }
+    const Open node = open_.back();
+    open_.pop_back();
+    if (is_heap && node.bound >= worth()) {
+      open_.clear();
+      break;
+    }
+    expand(node.node);
+    if (!is_heap) {
+      std::sort(children_.begin(), children_.end());
+    }
+    for (const Open& child : children_) {
+      open_.push_back(child);
+      if (is_heap) {
+        std::push_heap(open_.begin(), open_.end());
+      }
+    }
+    if (!is_heap && !best_.empty()) {
+      std::make_heap(open_.begin(), open_.end());
+    }
+  }
+  return best_;
+}
+
+void WorkflowSearch::expand(std::size_t index) {
+  children_.clear();
+  restore(index);
+  const Node node = nodes_[index];
+  if (is_dominated(node)) {
+    return;
+  }
+  const std::size_t stage = node.depth;
+  const auto [arrives, burst] = arrival(stage);
+  for (std::size_t i = 0; i < choices_[stage].size(); ++i) {
+    const Choice& choice = choices_[stage][i];
+    const double rest = rest_priced_[stage + 1] - prices_.sum;
+    if (for_cost_ && node.priced + choice.priced + rest >= worth()) {
+      break;  // those behind it have higher bounds
+    }
+    const Seconds latency = latency_after(*choice.option, burst, goal_.per_second);
+    const Seconds path = arrives + latency + tails_[stage];
+    const double cost = node.cost + choice.option->cost;
+    const double priced = node.priced + choice.priced + prices_.per_second[stage] * (latency - choice.least);
+    const double bound = for_cost_ ? std::max(cost + rest_cost_[stage + 1], priced + rest) : std::max(node.bound, path);
+    const bool is_late = for_cost_ && path > goal_.limit * (1 + kRounding);
+    if (is_late || bound >= worth() || has_taken(stage, *choice.option)) {
+      continue;
+    }
+    if (stage + 1 == stages_.size()) {
+      keep(for_cost_ ? cost : bound, i);
+    } else {
+      nodes_.push_back({bound, cost, priced, index, stage + 1, i});
+      children_.push_back({bound, nodes_.size() - 1});
+    }
+  }
+}
+
+/// What is chosen at a node, and the ends of those stages.
+void WorkflowSearch::restore(std::size_t index) {
+  for (std::size_t i = index; nodes_[i].depth > 0; i = nodes_[i].parent) {
+    const std::size_t stage = nodes_[i].depth - 1;
+    chosen_[stage] = &choices_[stage][nodes_[i].choice];
+  }
+  for (std::size_t stage = 0; stage < nodes_[index].depth; ++stage) {
+    const auto [arrives, burst] = arrival(stage);
+    ends_[stage] = arrives + latency_after(*chosen_[stage]->option, burst, goal_.per_second);
+  }
+}
+
+/// Whether the stages behind had as much from a node before, at no higher cost.
+bool WorkflowSearch::is_dominated(const Node& node) {
+  std::vector<std::size_t> key{node.depth};
+  std::vector<std::size_t> taken;
+  State state{for_cost_ ? node.cost : node.bound, {}};
+  for (std::size_t stage = 0; stage < node.depth; ++stage) {
+    const StageOption& option = *chosen_[stage]->option;
+    if (last_successor_[stage] >= node.depth) {
+      key.push_back(static_cast<std::size_t>(option.batch));
+      state.ends.push_back(ends_[stage]);
+    }
+    if (option.partner && last_partner_[*option.partner] >= node.depth) {
+      taken.push_back(*option.partner);
+    }
+  }
+  std::sort(taken.begin(), taken.end());
+  key.insert(key.end(), taken.begin(), taken.end());
+  std::vector<State>& seen = seen_[key];
+  const auto is_better = [&](const State& other) {
+    return other.cost <= state.cost &&
+           std::equal(other.ends.begin(), other.ends.end(), state.ends.begin(), std::less_equal<>());
+  };
+  if (std::any_of(seen.begin(), seen.end(), is_better)) {
+    return true;
+  }
+  seen.push_back(std::move(state));
+  return false;
+}
+
+void WorkflowSearch::keep(double value, std::size_t choice) {
+  chosen_.back() = &choices_.back()[choice];
+  best_value_ = value;
+  best_.clear();
+  for (const Choice* each : chosen_) {
+    best_.push_back(each->index);
+  }
+}
+
+WorkflowSearch::Arrival WorkflowSearch::arrival(std::size_t stage) const {
+  Arrival found;
+  for (const std::size_t p : stages_[stage].after) {
+    found.at = std::max(found.at, ends_[p]);
+    found.burst = std::max(found.burst, chosen_[p]->option->batch);
+  }
+  return found;
+}
+
+bool WorkflowSearch::has_taken(std::size_t stages, const StageOption& option) const {
+  return option.partner && std::any_of(chosen_.begin(), chosen_.begin() + static_cast<std::ptrdiff_t>(stages),
+                                       [&](const Choice* other) { return other->option->partner == option.partner; });
+}
+
+}  // namespace torchshare
