@@ -16,9 +16,12 @@ from torchshare.context.names import escaped
 from torchshare.profiles.profile import Profile
 from torchshare.profiling.plan import DevicePlan, PlanSettings, check_settings, plan, write_ratios
 from torchshare.profiling.server_plan import ServerPlan, has_server, plan_server
+from torchshare.profiling.workflow_plan import WorkflowPlan, plan_workflow
+from torchshare.scripts import workflow_file
 
 _GIB = 2**30
 _DIGITS = 12
+_NOT_OF_WORKFLOWS = "steps", "done", "memory", "max_slowdown", "deadline", "suspend_cost", "png", "ratios"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +29,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Plans from profiles, made by `torchshare profile`. Two: when should the second job start beside "
         "the first, which is running? If one answers requests: for how much of the time may the other run? More: in "
-        "which order and pairs should waiting jobs run, at most two at a time?"
+        "which order and pairs should waiting jobs run, at most two at a time? With --workflow: how many requests "
+        "should each stage answer at a time, beside which job, and by when?"
     )
-    parser.add_argument("profiles", nargs="+", type=Path, metavar="PROFILE.json")
+    parser.add_argument("profiles", nargs="*", type=Path, metavar="PROFILE.json")
     parser.add_argument(
         "--steps", action="append", default=[], metavar="JOB=N", help="steps of a job (default: its profile's)"
     )
@@ -44,6 +48,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--slo", metavar="PROMISE", help="about a server's latencies, such as 'p99<20ms' (default: its profile's)"
     )
     parser.add_argument(
+        "--workflow", type=Path, metavar="FILE.toml", help="stages that answer requests, their profiles and the rate"
+    )
+    parser.add_argument(
         "--suspend-cost", type=float, default=0.0, metavar="S", help="seconds to suspend and resume a job"
     )
     parser.add_argument("--png", type=Path, metavar="OUT.png", help="draw the plan")
@@ -54,11 +61,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb. Returns the exit code."""
+    if arguments.workflow is not None:
+        return _run_workflow(arguments)
     try:
         check_figure("--png", arguments.png)
         check_outputs({"--png": arguments.png, "--ratios": arguments.ratios}, arguments.profiles)
         if len(arguments.profiles) < 2:
-            raise ValueError("plan needs at least two profiles, got one")
+            raise ValueError(f"plan needs at least two profiles, got {'one' if arguments.profiles else 'none'}")
         profiles = [Profile.load(path) for path in arguments.profiles]
         settings = PlanSettings(
             steps=dict(_count("--steps", text) for text in arguments.steps),
@@ -99,6 +108,24 @@ def run(arguments: argparse.Namespace) -> int:
     return status
 
 
+def _run_workflow(arguments: argparse.Namespace) -> int:
+    try:
+        other = next((name for name in _NOT_OF_WORKFLOWS if getattr(arguments, name)), None)
+        if other is not None or arguments.profiles:
+            got = "PROFILE.json" if other is None else f"--{other.replace('_', '-')}"
+            raise ValueError(f"--workflow must be alone or with --slo and --json, got {got}")
+        if arguments.slo is None:
+            raise ValueError("--workflow needs --slo, such as 'p99<200ms'")
+        found = plan_workflow(workflow_file.read(arguments.workflow), arguments.slo)
+    except ValueError as error:
+        return refuse(error)
+    if arguments.json:
+        print(json.dumps(dataclasses.asdict(found), indent=2))
+    else:
+        _show_workflow(found)
+    return 0
+
+
 def _count(option: str, text: str) -> tuple[str, int]:
     job, equals, value = text.rpartition("=")
     if not (equals and job and value.isascii() and value.isdecimal() and len(value) <= _DIGITS):
@@ -112,6 +139,32 @@ def _deadline(text: str) -> tuple[str, float]:
     if not (equals and job and is_duration(value)):
         raise ValueError(f"--deadline must be JOB=TIME with {EXPECTED}, got {reprlib.repr(text)}")
     return job, parse_duration(value)
+
+
+def _show_workflow(found: WorkflowPlan) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for title in (
+        "stage",
+        "max_batch",
+        "max_wait s",
+        "beside",
+        "latency ms",
+        "ends by ms",
+        "slo",
+        "GPU ms per request",
+    ):
+        table.add_column(title, justify="left" if title in ("stage", "beside", "slo") else "right")
+    for each in found.stages:
+        times = [f"{1e3 * time:.2f}" for time in (each.latency_s, each.ends_by_s)]
+        partner, wait = escaped(each.partner or "-"), f"{each.max_wait_s:.4g}"
+        cost = f"{1e3 * each.cost_s:.2f}"
+        table.add_row(escaped(each.stage), str(each.batch), wait, partner, *times, each.slo, cost)
+    print(escaped(found.decision), flush=True)
+    print_table(table)
+    lines = [f"A request takes {1e3 * found.cost_s:.2f} ms of GPU time that no other job uses."]
+    if not found.exact:
+        lines.append("The search was cut short; there may be cheaper plans.")
+    print("", *lines, *(f"- {escaped(reason)}" for reason in found.reasons), sep="\n")
 
 
 def _show_server(found: ServerPlan) -> None:

@@ -13,8 +13,6 @@ import inspect
 import json
 import math
 import os
-import re
-import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +24,7 @@ from torchshare import _core
 from torchshare.durable.files import replacing
 from torchshare.profiles.ops import Ops
 from torchshare.profiles.requests import ServedAlone, ServedBeside, largest_share
-from torchshare.profiles.values import Count, Seconds, Value
+from torchshare.profiles.values import Count, Seconds, Value, fault
 
 VERSION: Literal[1] = 1  # version of the file's schema
 Time = Annotated[float, Field(ge=0, le=1e9)]
@@ -160,7 +158,7 @@ class Profile(Value):
         try:
             return Profile.model_validate(data)
         except ValidationError as error:
-            raise ValueError(f"profile {path}: {_fault(error)}") from None
+            raise ValueError(f"profile {path}: {fault(error)}") from None
 
     @model_validator(mode="after")
     def _has_an_error_per_size(self) -> Profile:
@@ -222,20 +220,6 @@ class Profile(Value):
                     share = largest_share(self.requests, partner.requests, slo)
                 beside[partner.job] = (nearest.ratio, nearest.partner_ratio, share)
         return _core.ProfiledJob(self.job, self.step_s(sub_batch), beside, self.requests is not None)
-
-
-def _fault(error: ValidationError) -> str:
-    """The first fault of a file, in our words."""
-    first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    if first["type"] == "missing":
-        return f"'{where}' is missing"
-    if first["type"] == "extra_forbidden":
-        return f"unknown key '{where}'"
-    message = re.sub(r"^Value error, |^(Input|String|List) should(?= )", "", first["msg"]).strip()
-    message = message if message.startswith(("must", "fit.")) else f"must {message}"
-    got = "" if isinstance(first["input"], (dict, list)) else f", got {reprlib.repr(first['input'])}"
-    return f"invalid {where or 'content'}{got}: {message}"
 
 
 def step_time(fit: Fit) -> _core.StepTimeModel:

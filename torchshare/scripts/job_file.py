@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchshare.scripts.toml_file import load
+
 _NAME = re.compile(r"[^\s=/:]+")
 
 
@@ -34,19 +36,7 @@ def read(path: Path, options: Collection[str], job_options: Collection[str]) -> 
     Raises:
         ValueError: for a file that cannot be read; for an unknown key, with its line and the allowed ones.
     """
-    try:
-        import tomllib
-    except ImportError:
-        raise ValueError(f"{path}: job files need Python 3.11 or later") from None
-    try:
-        text = path.read_text()
-        document = tomllib.loads(text)
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror or error}") from None
-    except RecursionError:
-        raise ValueError(f"{path}: it is nested too deeply") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    text, document = load(path)
     jobs = document.pop("jobs", {})
     if not isinstance(jobs, dict) or not jobs or not all(isinstance(job, dict) for job in jobs.values()):
         raise ValueError(f"{path}: must have a table [jobs.NAME] per job")

@@ -11,6 +11,7 @@
 #include "planner/periodic_replay.h"
 #include "planner/queue_planner.h"
 #include "planner/server_model.h"
+#include "planner/workflow_planner.h"
 #include "policy/edf_policy.h"
 #include "sharing/shared_job.h"
 
@@ -172,6 +173,39 @@ void bind_server_model(py::module_& module) {
       .def("largest_share", &ServerModel::largest_share, py::arg("target"), without_gil);
 }
 
+void bind_workflow(py::module_& module) {
+  py::class_<StageOption>(module, "StageOption")
+      .def(py::init<int, std::optional<std::size_t>, Seconds, Seconds, Seconds>(), py::arg("batch"), py::arg("partner"),
+           py::arg("latency"), py::arg("service"), py::arg("cost"))
+      .def_readonly("batch", &StageOption::batch)
+      .def_readonly("partner", &StageOption::partner)
+      .def_readonly("cost", &StageOption::cost);
+  py::class_<WorkflowStage>(module, "WorkflowStage")
+      .def(py::init<std::string, std::vector<std::size_t>, std::vector<StageOption>>(), py::arg("name"),
+           py::arg("after"), py::arg("options"))
+      .def_readonly("options", &WorkflowStage::options);
+  py::class_<PlannedStage>(module, "PlannedStage")
+      .def_readonly("option", &PlannedStage::option)
+      .def_readonly("wait", &PlannedStage::wait)
+      .def_readonly("latency", &PlannedStage::latency)
+      .def_readonly("ends_by", &PlannedStage::ends_by)
+      .def_readonly("budget", &PlannedStage::budget);
+  py::class_<WorkflowPlan>(module, "WorkflowPlan")
+      .def_readonly("stages", &WorkflowPlan::stages)
+      .def_readonly("critical", &WorkflowPlan::critical)
+      .def_readonly("latency", &WorkflowPlan::latency)
+      .def_readonly("cost", &WorkflowPlan::cost)
+      .def_readonly("nodes", &WorkflowPlan::nodes)
+      .def_readonly("exact", &WorkflowPlan::exact);
+  module.def(
+      "plan_workflow",
+      [](const std::vector<WorkflowStage>& stages, Seconds limit, double per_second, std::uint64_t max_nodes) {
+        return plan_workflow(stages, {limit, per_second, max_nodes});
+      },
+      py::arg("stages"), py::arg("limit"), py::arg("per_second"), py::arg("max_nodes") = WorkflowGoal().max_nodes,
+      py::call_guard<py::gil_scoped_release>());
+}
+
 }  // namespace
 
 void bind_planner(py::module_& module) {
@@ -189,6 +223,7 @@ void bind_planner(py::module_& module) {
   bind_op_replay(module);
   bind_server_model(module);
   bind_periodic(module);
+  bind_workflow(module);
   py::class_<StepTimeModel>(module, "StepTimeModel")
       .def(py::init<double, double, double, double>(), py::arg("alpha"), py::arg("beta"), py::arg("communication"),
            py::arg("delta"))
