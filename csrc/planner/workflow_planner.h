@@ -28,7 +28,7 @@ struct WorkflowStage {
 struct WorkflowGoal {
   Seconds limit = 0;      ///< of the latency from a request's arrival to the last answer
   double per_second = 0;  ///< requests
-  std::uint64_t max_nodes = 40'000;
+  std::uint64_t max_nodes = 25'000;
 };
 
 /// What was chosen for a stage. Times count from the arrival of a request at the workflow.

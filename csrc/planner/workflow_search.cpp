@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 
 namespace torchshare {
 
@@ -44,33 +45,32 @@ void WorkflowSearch::set_bounds() {
   }
 }
 
-/// Depth first to the first plan, which bounds all others; then the node with the least bound.
+/// The node with the least bound is next. At times a dive follows its best children to a plan, since plans bound the
+/// rest.
 std::vector<std::size_t> WorkflowSearch::best() {
   nodes_.emplace_back();
   open_.push_back({0, 0});
-  while (!open_.empty() && nodes_.size() < goal_.max_nodes) {
-    const bool is_heap = !best_.empty();
-    if (is_heap) {
-      std::pop_heap(open_.begin(), open_.end());
-    }
-    const Open node = open_.back();
+  for (int i = 0; !open_.empty() && nodes_.size() < goal_.max_nodes; ++i) {
+    std::pop_heap(open_.begin(), open_.end());
+    std::optional<Open> node = open_.back();
     open_.pop_back();
-    if (is_heap && node.bound >= worth()) {
+    if (node->bound >= worth()) {
       open_.clear();
       break;
     }
-    expand(node.node);
-    if (!is_heap) {
-      std::sort(children_.begin(), children_.end());
-    }
-    for (const Open& child : children_) {
-      open_.push_back(child);
-      if (is_heap) {
+    const bool dives = best_.empty() || i % kDiveEvery == 0;
+    while (node) {
+      expand(node->node);
+      node.reset();
+      if (dives && !children_.empty()) {
+        std::iter_swap(std::max_element(children_.begin(), children_.end()), children_.end() - 1);
+        node = children_.back();
+        children_.pop_back();
+      }
+      for (const Open& child : children_) {
+        open_.push_back(child);
         std::push_heap(open_.begin(), open_.end());
       }
-    }
-    if (!is_heap && !best_.empty()) {
-      std::make_heap(open_.begin(), open_.end());
     }
   }
   return best_;

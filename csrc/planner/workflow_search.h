@@ -60,6 +60,7 @@ class WorkflowSearch {
   double worth() const { return best_value_ * (1 - kRounding); }
 
   static constexpr double kRounding = 1e-12;  // relative
+  static constexpr int kDiveEvery = 4;        // nodes
   const std::vector<WorkflowStage>& stages_;
   const WorkflowGoal goal_;
   const bool for_cost_;
