@@ -8,13 +8,15 @@ namespace torchshare {
 
 /// Note [Bursts]
 /// A stage gets its requests as its predecessors answer them: p at once, the largest of their batches, every p / rate
-/// seconds; p = 1 where requests arrive. A batch of b is full after ceil(b / p) - 1 further bursts. A burst of p > b is
-/// answered in ceil(p / b) batches, one after the other.
+/// seconds; p = 1 where requests arrive. A batch of b > p is full after ceil(b / p) - 1 further bursts. If b <= p, no
+/// request waits for others. Then the first one of a burst may be answered alone, before the rest of it has come, so
+/// the last one is answered after ceil((p - 1) / b) further batches.
 inline Seconds wait_for_others(const StageOption& option, int burst, double per_second) {
   return (option.batch - 1) / burst * burst / per_second;
 }
 inline Seconds latency_after(const StageOption& option, int burst, double per_second) {
-  return option.latency + wait_for_others(option, burst, per_second) + (burst - 1) / option.batch * option.service;
+  const int further = option.batch > burst ? 0 : (burst - 1 + option.batch - 1) / option.batch;
+  return option.latency + wait_for_others(option, burst, per_second) + further * option.service;
 }
 
 /// An option in the search.

@@ -60,7 +60,7 @@ def test_batches_are_as_large_as_the_promise_leaves_time_for():
     assert batches(loose) == [4, 4]
     assert [each.max_wait_s for each in loose.stages] == [pytest.approx(0.3), 0]
     assert loose.cost_s == pytest.approx(0.010)
-    assert 0.340 < loose.latency_s < 0.390  # one in 20 batches comes while another is answered
+    assert 0.360 < loose.latency_s < 0.410  # one in 20 batches comes while another is answered
     tight = plan_workflow(chain(), "p99<200ms")
     assert batches(tight) == [1, 1]
     assert tight.cost_s == pytest.approx(0.020)
