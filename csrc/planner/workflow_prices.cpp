@@ -15,14 +15,6 @@ bool dominates(const StageOption& a, const StageOption& b) {
          a.service <= b.service && a.cost <= b.cost;
 }
 
-Seconds least_latency(const StageOption& option, const std::vector<int>& bursts, double per_second) {
-  Seconds least = std::numeric_limits<double>::infinity();
-  for (const int burst : bursts) {
-    least = std::min(least, latency_after(option, burst, per_second));
-  }
-  return least;
-}
-
 /// What stages would choose for some prices, and how far that is beyond the limits.
 struct Reply {
   double bound = 0;
@@ -81,6 +73,14 @@ void step(WorkflowPrices& prices, const Reply& reply, double size, Seconds limit
 }
 
 }  // namespace
+
+Seconds least_latency(const StageOption& option, const std::vector<int>& bursts, double per_second) {
+  Seconds least = std::numeric_limits<double>::infinity();
+  for (const int burst : bursts) {
+    least = std::min(least, latency_after(option, burst, per_second));
+  }
+  return least;
+}
 
 WorkflowChoices choices_of(const Stages& stages, double per_second) {
   WorkflowChoices found;

@@ -19,12 +19,17 @@ inline Seconds latency_after(const StageOption& option, int burst, double per_se
   return option.latency + wait_for_others(option, burst, per_second) + further * option.service;
 }
 
+/// The least latency of those after each of the bursts.
+Seconds least_latency(const StageOption& option, const std::vector<int>& bursts, double per_second);
+
 /// An option in the search.
 struct Choice {
   std::size_t index;
   const StageOption* option;
   Seconds least;      ///< latency, after the options of the predecessors that suit it best
   double priced = 0;  ///< see WorkflowPrices
+  double rest = 0;    ///< at least, priced cost of the stages behind
+  Seconds tail = 0;   ///< at least, the longest path behind
 };
 inline bool is_quicker(const Choice& a, const Choice& b) {
   return a.least < b.least;

@@ -12,11 +12,9 @@ WorkflowSearch::WorkflowSearch(const std::vector<WorkflowStage>& stages, const W
       for_cost_(least == Least::kCost),
       choices_(choices_of(stages, goal.per_second)),
       prices_(for_cost_ ? choose_prices(stages, choices_, goal.limit) : WorkflowPrices(stages)),
-      tails_(stages.size()),
       last_successor_(stages.size()),
       last_partner_(prices_.partners.size()),
       rest_cost_(stages.size() + 1),
-      rest_priced_(stages.size() + 1),
       chosen_(stages.size()),
       ends_(stages.size()) {
   set_bounds();
@@ -34,15 +32,57 @@ void WorkflowSearch::set_bounds() {
         last = std::max(last, stage);
       }
     }
-    std::sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) { return a.priced < b.priced; });
     rest_cost_[stage] = rest_cost_[stage + 1] + cheapest;
-    rest_priced_[stage] = rest_priced_[stage + 1] + choices[0].priced;
-    const Seconds least = std::min_element(choices.begin(), choices.end(), is_quicker)->least;
+    set_rest(stage);
+    std::sort(choices.begin(), choices.end(),
+              [](const Choice& a, const Choice& b) { return a.priced + a.rest < b.priced + b.rest; });
     for (const std::size_t p : stages_[stage].after) {
-      tails_[p] = std::max(tails_[p], tails_[stage] + least);
       last_successor_[p] = std::max(last_successor_[p], stage);
     }
   }
+}
+
+/// What is behind a choice is the same for those of the same batch.
+void WorkflowSearch::set_rest(std::size_t stage) {
+  std::map<int, std::pair<double, Seconds>> by_batch;
+  for (Choice& choice : choices_[stage]) {
+    const int batch = choice.option->batch;
+    const auto [found, is_new] = by_batch.try_emplace(batch);
+    auto& [rest, tail] = found->second;
+    for (std::size_t next = stage + 1; is_new && next < stages_.size(); ++next) {
+      const auto [priced, path] = least_behind(stage, batch, next);
+      rest = next == stage + 1 ? priced : rest;
+      tail = follows(next, stage) ? std::max(tail, path) : tail;
+    }
+    choice.rest = rest;
+    choice.tail = tail;
+  }
+}
+
+/// If `stage` has that batch, the least priced cost of `next` and those behind it, and its least latency with its tail.
+std::pair<double, Seconds> WorkflowSearch::least_behind(std::size_t stage, int batch, std::size_t next) const {
+  std::vector<int> bursts{batch};
+  for (const std::size_t p : stages_[next].after) {
+    for (const Choice& other : choices_[p]) {
+      if (p != stage && other.option->batch > batch) {
+        bursts.push_back(other.option->batch);
+      }
+    }
+  }
+  double priced = std::numeric_limits<double>::infinity();
+  Seconds path = priced;
+  for (const Choice& choice : choices_[next]) {
+    const Seconds latency =
+        follows(next, stage) ? least_latency(*choice.option, bursts, goal_.per_second) : choice.least;
+    priced = std::min(priced, choice.priced + prices_.per_second[next] * (latency - choice.least) + choice.rest);
+    path = std::min(path, latency + choice.tail);
+  }
+  return {priced, path};
+}
+
+bool WorkflowSearch::follows(std::size_t stage, std::size_t other) const {
+  const auto& after = stages_[stage].after;
+  return std::find(after.begin(), after.end(), other) != after.end();
 }
 
 /// The node with the least bound is next. At times a dive follows its best children to a plan, since plans bound the
@@ -87,15 +127,15 @@ void WorkflowSearch::expand(std::size_t index) {
   const auto [arrives, burst] = arrival(stage);
   for (std::size_t i = 0; i < choices_[stage].size(); ++i) {
     const Choice& choice = choices_[stage][i];
-    const double rest = rest_priced_[stage + 1] - prices_.sum;
-    if (for_cost_ && node.priced + choice.priced + rest >= worth()) {
+    if (for_cost_ && node.priced + choice.priced + choice.rest - prices_.sum >= worth()) {
       break;  // those behind it have higher bounds
     }
     const Seconds latency = latency_after(*choice.option, burst, goal_.per_second);
-    const Seconds path = arrives + latency + tails_[stage];
+    const Seconds path = arrives + latency + choice.tail;
     const double cost = node.cost + choice.option->cost;
     const double priced = node.priced + choice.priced + prices_.per_second[stage] * (latency - choice.least);
-    const double bound = for_cost_ ? std::max(cost + rest_cost_[stage + 1], priced + rest) : std::max(node.bound, path);
+    const double bound = for_cost_ ? std::max(cost + rest_cost_[stage + 1], priced + choice.rest - prices_.sum)
+                                   : std::max(node.bound, path);
     const bool is_late = for_cost_ && path > goal_.limit * (1 + kRounding);
     if (is_late || bound >= worth() || has_taken(stage, *choice.option)) {
       continue;

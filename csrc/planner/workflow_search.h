@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "planner/workflow_planner.h"
@@ -50,6 +51,9 @@ class WorkflowSearch {
   };
 
   void set_bounds();
+  void set_rest(std::size_t stage);
+  std::pair<double, Seconds> least_behind(std::size_t stage, int batch, std::size_t next) const;
+  bool follows(std::size_t stage, std::size_t other) const;
   void expand(std::size_t node);
   void restore(std::size_t node);
   bool is_dominated(const Node& node);
@@ -66,11 +70,9 @@ class WorkflowSearch {
   const bool for_cost_;
   WorkflowChoices choices_;
   WorkflowPrices prices_;
-  std::vector<Seconds> tails_;               // by stage: the longest path behind it, at least
   std::vector<std::size_t> last_successor_;  // by stage; 0 without one
   std::vector<std::size_t> last_partner_;    // by partner: the last stage that may have it
   std::vector<double> rest_cost_;            // by stage: the least of it and those behind it
-  std::vector<double> rest_priced_;
   // The state of the search.
   std::vector<Node> nodes_;
   std::vector<Open> open_;

@@ -108,7 +108,7 @@ Workflow random_workflow(std::mt19937& random, int stages, int most_options) {
       }
     }
     for (int k = integer(0, most_options - 1); k > 0; --k) {
-      StageOption each = option(integer(1, 4), uniform(0.005, 0.1), uniform(0.01, 0.1));
+      StageOption each = option(integer(1, 8), uniform(0.005, 0.1), uniform(0.01, 0.1));
       each.latency = each.service * uniform(1, 2);
       each.partner = integer(0, 3) == 0 ? std::nullopt : std::optional<std::size_t>(integer(0, 2));
       stage.options.push_back(each);
@@ -188,8 +188,9 @@ TEST(WorkflowPlanner, IsAsCheapAsTheBestOfAllPlans) {
   int infeasible = 0;
   for (int round = 0; round < 500; ++round) {
     const Workflow made = random_workflow(random, 2 + round % 5, 6);
-    const Seconds limit = std::uniform_real_distribution(0.02, 0.4)(random);
     Reference reference(made);
+    reference.least_cost(0);
+    const Seconds limit = reference.least_latency() * std::uniform_real_distribution(0.9, 3.0)(random);
     const double least = reference.least_cost(limit);
     if (least == std::numeric_limits<double>::infinity()) {
       EXPECT_THAT([&] { plan_workflow(made.stages, {limit, made.per_second}); },
@@ -205,7 +206,7 @@ TEST(WorkflowPlanner, IsAsCheapAsTheBestOfAllPlans) {
     EXPECT_LE(plan.latency, limit * (1 + 1e-9));
   }
   EXPECT_GT(infeasible, 10);
-  EXPECT_LT(infeasible, 250);
+  EXPECT_LT(infeasible, 100);
 }
 
 TEST(WorkflowPlanner, GivesEachStageAtLeastItsLatency) {
@@ -243,10 +244,13 @@ TEST(WorkflowPlanner, NamesTheLeastLatencyAndItsPath) {
 }
 
 TEST(WorkflowPlanner, TheLeastLatencyIsThatOfTheLongestPath) {
-  // Batches of two from a are quicker, but not for b, which answers one after the other.
-  const std::vector<WorkflowStage> stages{{"a", {}, {option(1, 0.020, 0), option(2, 0.005, 0)}},
-                                          {"b", {0}, {option(1, 0.030, 0)}},
-                                          {"c", {0}, {option(2, 0.010, 0)}}};
+  // Batches of two from a are quicker for a and c. For b, they are only with batches of four from e, which wait
+  // longest.
+  const std::vector<WorkflowStage> stages{
+      {"a", {}, {option(1, 0.020, 0), option(2, 0.005, 0)}},
+      {"e", {}, {option(1, 0.001, 0), option(4, 0.001, 0)}},
+      {"b", {0, 1}, {option(1, 0.030, 0), {.batch = 4, .latency = 0.030, .service = 0.001, .cost = 0}}},
+      {"c", {0}, {option(2, 0.010, 0)}}};
   EXPECT_THAT([&] { plan_workflow(stages, {.limit = 0.035, .per_second = 100}); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("the limit must be at least 50 ms")));
 }
