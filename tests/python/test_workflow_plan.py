@@ -194,7 +194,7 @@ def test_the_verb_prints_the_plan(folder: Path, capsys: pytest.CaptureFixture[st
     assert " ".join(lines[1].split()) == title
     detect = lines[2].split()
     assert detect[:4] == ["detect", "1", "0", "train"] and detect[6].startswith("p99.5<")
-    assert "A request takes 13.00 ms of GPU time that no other job uses." in lines
+    assert "A request takes 13 ms of GPU time that no other job uses." in lines
     assert "- 10 requests per second, taken to come at random times" in lines
     assert main(["plan", "--workflow", "pipeline.toml", "--slo", "p99<200ms", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

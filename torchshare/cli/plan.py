@@ -157,11 +157,11 @@ def _show_workflow(found: WorkflowPlan) -> None:
     for each in found.stages:
         times = [f"{1e3 * time:.2f}" for time in (each.latency_s, each.ends_by_s)]
         partner, wait = escaped(each.partner or "-"), f"{each.max_wait_s:.4g}"
-        cost = f"{1e3 * each.cost_s:.2f}"
+        cost = f"{1e3 * each.cost_s:.3g}"
         table.add_row(escaped(each.stage), str(each.batch), wait, partner, *times, each.slo, cost)
     print(escaped(found.decision), flush=True)
     print_table(table)
-    lines = [f"A request takes {1e3 * found.cost_s:.2f} ms of GPU time that no other job uses."]
+    lines = [f"A request takes {1e3 * found.cost_s:.3g} ms of GPU time that no other job uses."]
     if not found.exact:
         lines.append("The search was cut short; there may be cheaper plans.")
     print("", *lines, *(f"- {escaped(reason)}" for reason in found.reasons), sep="\n")

@@ -127,7 +127,7 @@ def _speed(partner: Partner, times: RequestTimes) -> float:
 def _options(
     stage: Stage, partners: Sequence[str], per_s: float, limit: float, quantile: float
 ) -> list[_core.StageOption]:
-    """Those that keep up with the requests."""
+    """Options that keep up with the requests."""
     options, fastest, batches = [], 0.0, set[int]()
     for profile in stage.profiles:
         times = _times(stage, profile)
