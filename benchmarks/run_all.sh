@@ -30,4 +30,5 @@ cd "$(dirname "$0")/.."
 "$PY" benchmarks/simulator/deadlines.py
 "$PY" benchmarks/simulator/failures.py
 "$PY" benchmarks/simulator/workflows.py
+"$PY" benchmarks/stages.py
 "$PY" benchmarks/table.py

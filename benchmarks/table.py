@@ -286,6 +286,24 @@ def simulator_workflows(summary: list[dict[str, Any]]) -> str:
     return table(titles, rows)
 
 
+def stages(summary: list[dict[str, Any]]) -> str:
+    """Times of decisions by the planner of workflows, and how much dearer plans are where the search was cut short."""
+    rows = [
+        [
+            f"{row['shape']}, {row['partners']} partners",
+            str(row["limit"]),
+            *(f"{row['ms'][each]:.1f}" for each in ("median", "p90", "max")),
+            f"{row['nodes']['median']:,.0f}",
+            f"{row['cut']:.0%}",
+            f"{row['largest_excess']:.1%}",
+        ]
+        for row in summary
+    ]
+    return table(
+        ["stages", "limit / least", "ms, median", "p90", "largest", "nodes", "cut short", "dearer by up to"], rows
+    )
+
+
 def simulator_gavel(rows: list[dict[str, Any]]) -> str:
     policies = ("sjf-ffs", "sjf-bsbf", "srsf", "pair-srsf")
     cells = [
@@ -364,6 +382,7 @@ TABLES = {
     "simulator_deadlines": simulator_deadlines,
     "simulator_failures": simulator_failures,
     "simulator_workflows": simulator_workflows,
+    "stages": stages,
 }
 
 
