@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import queue
 import re
@@ -375,3 +376,34 @@ def test_a_script_is_the_same_without_torchshare_and_has_a_report_with_it(tmp_pa
     )
     assert refused.code == 2
     assert "job 'camera': unit_time must be at most the deadline, 100 ms, got 200 ms" in refused.text()
+
+
+def test_a_profile_of_units_gives_the_unit_time(tmp_path: Path) -> None:
+    def camera(job: Job) -> None:
+        for _ in job.periods(period=0.05):
+            time.sleep(0.005)
+
+    found = torchshare.profile(camera, splits=1, window=0.5, rounds=1)
+    assert found.requests is not None and found.requests.slo is None
+    times = found.requests.times
+    assert times.service_s[0] >= 0.005 and times.parallel == 1 and not times.is_back_to_back
+    assert times.unit_time_s == pytest.approx(1.1 * times.service_s[-1], rel=0.1)
+    found.save(tmp_path / "camera.json")
+    with torchshare.Runtime("cpu", policy="edf") as runtime:
+        submit = functools.partial(runtime.submit, camera, period=100.0, profile=tmp_path / "camera.json")
+        submit(name="first")
+        late = times.unit_time_s / 2
+        with pytest.raises(ValueError, match=r"job 'second': unit_time must be at most the deadline, .* got [\d.]+ ms"):
+            submit(name="second", deadline=late)
+        submit(name="third", deadline=late, unit_time=late / 2)
+        runtime.cancel()
+        runtime.wait(check=False)
+
+
+def test_units_too_few_for_a_profile_are_an_error() -> None:
+    def camera(job: Job) -> None:
+        for _ in job.periods(range(3), period=0.001):
+            pass
+
+    with pytest.raises(ValueError, match=r"job 'camera' must end at least \d+ units, got 3 in .* a longer --window"):
+        torchshare.profile(camera, splits=1, window=0.1, rounds=1)

@@ -38,7 +38,7 @@ def profile(
 
     Each measurement starts the job again and cancels it at the end. The job must not pass `sub_batch` to `batches`.
     A job without batches that have rows is measured in one sub-batch, one that answers requests by these, without its
-    promise; something must send them.
+    promise; something must send them. A periodic job is measured by its units, which count as requests.
 
     Args:
         function: as for `Runtime.submit`.

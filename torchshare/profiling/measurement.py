@@ -126,10 +126,15 @@ def measured(
         own = [event for event in events if event[1] == job.name]
         each = _figures(own, warm, ended, candidate, job, record_ops)
         if len(jobs) == 1 and len(each.steps) < FEWEST_STEPS:
-            if job._context.serving is not None and not results[job.name].steps:
+            if _answers(job) and not results[job.name].steps:
+                what, help = (
+                    ("end", "units, got {}; a longer --window may help")
+                    if results[job.name].periods
+                    else ("answer", "requests, got {}; its program or another must send them meanwhile")
+                )
+                got = f"{_done(job)} in {results[job.name].ran_s:.1f} s"
                 raise ValueError(
-                    f"job '{job.name}' must answer at least {WARM_UP_STEPS + FEWEST_STEPS} requests, got "
-                    f"{_done(job)} in {results[job.name].ran_s:.1f} s; its program or another must send them meanwhile"
+                    f"job '{job.name}' must {what} at least {WARM_UP_STEPS + FEWEST_STEPS} {help.format(got)}"
                 )
             raise ValueError(
                 f"job '{job.name}' must do at least {WARM_UP_STEPS + FEWEST_STEPS + 1} steps, got "
@@ -140,9 +145,18 @@ def measured(
 
 
 def _done(job: Job) -> int:
-    """Its steps, or else the requests that it has answered."""
+    """Its steps, or else the requests that it has answered or the units that it has ended."""
     result = job.result
-    return result.steps or (0 if result.requests is None else result.requests.answered)
+    if result.steps:
+        return result.steps
+    if result.periods is not None:
+        return result.periods.met + result.periods.missed
+    return 0 if result.requests is None else result.requests.answered
+
+
+def _answers(job: Job) -> bool:
+    """Whether it has begun to wait for requests, or for the releases of its units."""
+    return job._context.serving is not None or job.result.periods is not None
 
 
 def _wait(
@@ -158,7 +172,7 @@ def _wait(
     began = time.monotonic()
     since = [0] * len(jobs) if since is None else since
     while time.monotonic() - began < most and not any(job.state in ENDED for job in jobs):
-        if until_it_serves and jobs[0]._context.serving is not None:
+        if until_it_serves and _answers(jobs[0]):
             return
         enough = all(_done(job) - before >= steps for job, before in zip(jobs, since, strict=True))
         if enough and time.monotonic() - began >= least:
@@ -172,7 +186,7 @@ def _figures(
     """Extracts a job's figures from the timeline, between two instants of time.monotonic()."""
     begins = [begin / 1e9 for kind, _, begin, _, _, detail in events if kind == "state" and detail == "running"]
     ends = [end / 1e9 for kind, _, _, end, _, _ in events if kind == "step"]
-    if not ends and job._context.serving is not None:
+    if not ends and _answers(job):
         return _requests(events, begins, warm, ended, job, _ops(candidate, job) if has_ops else (None, None))
     window = [end for end in ends[WARM_UP_STEPS - 1 :] if warm <= end <= ended]
     if len(ends) >= WARM_UP_STEPS and not any(end < warm for end in ends[WARM_UP_STEPS:]):
@@ -199,7 +213,9 @@ def _figures(
 def _requests(
     events: list[Any], begins: list[float], warm: float, ended: float, job: Job, ops: tuple[Ops | None, OpTrace | None]
 ) -> Measurement:
-    """The figures of a job that answers requests, as `_figures`."""
+    """The figures of a job that answers requests, as `_figures`. Units of a periodic job are requests that arrive at
+    their releases."""
+    serving = job._context.serving
     found = [(begin / 1e9, end / 1e9, queued / 1e9) for kind, _, begin, end, queued, _ in events if kind == "request"]
     inside = [(arrived, end, queued) for arrived, end, queued in found if warm <= end <= ended]
     services = [(arrived + queued, end) for arrived, end, queued in inside]
@@ -209,8 +225,8 @@ def _requests(
         steps=[max(end - taken, 1e-9) for taken, end in services],
         latencies=[max(end - arrived, 1e-9) for arrived, end, _ in inside],
         parallel=max(itertools.accumulate(change for _, change in changes), default=0),
-        slo=job._context.serving.slo,
-        input=sum(max(0.0, wait) for wait in waits) if waits else None,
+        slo=None if serving is None else serving.slo,
+        input=sum(max(0.0, wait) for wait in waits) if waits and serving is not None else None,
         sub_batches=[],
         set_up=max(0.0, found[0][1] - begins[0]) if found and begins else 0.0,
         window=ended - warm,

@@ -175,6 +175,8 @@ class Attempts:
             if self._runtime.device != "cpu" and spec.memory_budget is None:
                 spec.memory_budget = known.memory_budget(options.get("sub_batch"))
             spec.ops = [] if known.ops is None else known.ops.op_profiles()
+            if spec.period is not None and spec.unit_time is None and known.requests is not None:
+                spec.unit_time = known.requests.times.unit_time_s
             self._check_deadline(spec, spec.profile.step)
         return spec
 

@@ -352,7 +352,8 @@ class JobOptions(CommonJobOptions, total=False):
     unit_time: Annotated[
         SecondsAboveZero | None,
         Option(
-            "seconds that a unit of a periodic job takes alone, at most. Default: measured, once 60 units have ended.",
+            "seconds that a unit of a periodic job takes alone, at most. Default: that of its `profile`, else measured "
+            "once 60 units have ended.",
             metavar="S",
         ),
     ]
