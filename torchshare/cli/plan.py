@@ -69,14 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         if len(arguments.profiles) < 2:
             raise ValueError(f"plan needs at least two profiles, got {'one' if arguments.profiles else 'none'}")
         profiles = [Profile.load(path) for path in arguments.profiles]
-        settings = PlanSettings(
-            steps=dict(_count("--steps", text) for text in arguments.steps),
-            done=dict(_count("--done", text) for text in arguments.done),
-            memory=None if arguments.memory is None else arguments.memory * _GIB,
-            max_slowdown=arguments.max_slowdown,
-            deadlines=dict(_deadline(text) for text in arguments.deadline),
-            suspend_cost=arguments.suspend_cost,
-        )
+        settings = _settings(arguments)
         check_settings(profiles, settings)
         found: DevicePlan | ServerPlan
         if has_server(profiles):
@@ -124,6 +117,17 @@ def _run_workflow(arguments: argparse.Namespace) -> int:
     else:
         _show_workflow(found)
     return 0
+
+
+def _settings(arguments: argparse.Namespace) -> PlanSettings:
+    return PlanSettings(
+        steps=dict(_count("--steps", text) for text in arguments.steps),
+        done=dict(_count("--done", text) for text in arguments.done),
+        memory=None if arguments.memory is None else arguments.memory * _GIB,
+        max_slowdown=arguments.max_slowdown,
+        deadlines=dict(_deadline(text) for text in arguments.deadline),
+        suspend_cost=arguments.suspend_cost,
+    )
 
 
 def _count(option: str, text: str) -> tuple[str, int]:
