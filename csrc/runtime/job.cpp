@@ -29,7 +29,8 @@ void check_task(const std::string& job, std::optional<std::chrono::nanoseconds> 
        {std::pair("period", period), std::pair("deadline", deadline), std::pair("unit_time", unit_time)}) {
     if (time && (*time <= std::chrono::nanoseconds(0) || *time == kNever)) {
       throw std::invalid_argument(
-          fmt::format("job '{}': {} must be from 1e-9 to 1e9 seconds, got {:.3g}", job, name, to_seconds(*time)));
+          fmt::format("job '{}': {} must be at least 1e-9 and below 1e9 seconds, got {}", job, name,
+                      *time == kNever ? std::string("more") : fmt::format("{:.3g}", to_seconds(*time))));
     }
   }
   if (unit_time && *unit_time > deadline.value_or(*period)) {
@@ -137,8 +138,8 @@ JobStats RuntimeJob::stats() const {
   JobStats stats{
       .ops = slot_.ops() + served_ops(), .memory_peak = budget_->peak(), .memory_cached = budget_->peak_cached()};
   times_.set(stats);
-  if (ends_by_) {
-    const auto [began, ended] = times_.span();
+  const auto [began, ended] = times_.span();
+  if (ends_by_ && (ended.count() != 0 || !is_terminal(state()))) {
     stats.lateness = (ended.count() != 0 ? ended : runtime_->now()) - *ends_by_;
   }
   return stats;

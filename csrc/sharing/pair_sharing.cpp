@@ -24,8 +24,7 @@ constexpr std::uint64_t kMany = 64;          // enough to outvote a slow phase o
 constexpr double kHysteresis = 0.03;         // a new plan must be better by this fraction
 constexpr Seconds kShortestStep = 1e-9;
 // Deadlines. Step times are known to a few percent, and that error ends as the deadline comes near.
-constexpr double kDeadlineMargin = 0.05;  // of the time left: jobs are planned to end earlier by it,
-constexpr double kDeadlineSteps = 2;      // and by so many of their steps
+constexpr double kDeadlineMargin = 0.05;  // of the time left: jobs are planned to end earlier by it
 constexpr double kPlanAgain = 0.05;       // of the time left, until the next plan
 constexpr Seconds kShortestPlan = 0.1;
 constexpr Seconds kSoon = 1e-3;
@@ -65,6 +64,7 @@ void PairSharing::pause() {
 
 PairSharing::Running PairSharing::choose(std::chrono::nanoseconds now) {
   if (runs_[0]->answers || runs_[1]->answers) {
+    plan_again_at_ = kNever;
     return beside_requests();
   }
   if (planned_ && changed_step_time()) {
@@ -153,12 +153,12 @@ std::optional<PairSharing::Running> PairSharing::probe(std::chrono::nanoseconds 
   if (probing_ == Running::kBoth && knows_both(budget, now)) {
     probing_ = Running::kSecond;
   }
-  if (probing_ != Running::kSecond || !is_enough(second.alone, budget)) {
+  const bool ends_probe = is_enough(second.alone, budget) || !may_wait(0, kMinProbeSteps * alone_[1] + budget, now);
+  if (probing_ != Running::kSecond || !ends_probe) {
     constexpr std::string_view kWhose[] = {"the first alone", "both", "the second alone"};
     reason_ = fmt::format("probe: steps of {}", kWhose[static_cast<int>(probing_)]);
     return probing_;
   }
-  alone_[1] = second.alone.mean();
   for (const int which : {0, 1}) {
     alone_[which] = std::max(alone_[which], kShortestStep);
     ratios_[which] = together_[which].mean() / alone_[which];
@@ -246,12 +246,12 @@ void PairSharing::plan_again(std::chrono::nanoseconds now) {
   for (const int which : {0, 1}) {
     jobs[which].name = runs_[which]->job.name;
     jobs[which].time.alpha = alone_[which];
-    jobs[which].remaining_steps = remaining_alone(which) / alone_[which];
+    jobs[which].remaining_steps = std::max(0.0, remaining_alone(which) / alone_[which] - step_begun(which, now));
     jobs[which].ratios = {at_least_one(ratios_[which])};
-    if (const Seconds left = time_left(which, now); left < kNeverVirtual) {
-      jobs[which].deadline =
-          left - kDeadlineMargin * std::max(left, 0.0) - kDeadlineSteps * alone_[which] * jobs[which].ratios[0];
-      next = left > 0 ? std::min(next, std::max(kPlanAgain * left, kShortestPlan)) : next;
+    // A deadline that is lost even alone delays nobody else.
+    if (const Seconds left = time_left(which, now); left < kNeverVirtual && left >= jobs[which].alone(0)) {
+      jobs[which].deadline = left * (1 - kDeadlineMargin);
+      next = std::min(next, std::max(kPlanAgain * left, kShortestPlan));
     }
   }
   if (max_slowdown_ && jobs[0].ratios[0] > 1 + *max_slowdown_) {
@@ -279,13 +279,26 @@ void PairSharing::plan_again(std::chrono::nanoseconds now) {
   running_ = running;
   assumed_[0] = running == Running::kSecond ? 0 : alone_[0] * (running == Running::kBoth ? ratios_[0] : 1);
   assumed_[1] = running == Running::kFirst ? 0 : alone_[1] * (running == Running::kBoth ? ratios_[1] : 1);
-  reason_ = fmt::format("ratios {:.3g} and {:.3g}; {}", ratios_[0], ratios_[1], fmt::join(plan.reasons, "; "));
+  reason_ =
+      fmt::format("ratios {:.3g} and {:.3g}{}; {}", ratios_[0], ratios_[1],
+                  jobs[0].deadline || jobs[1].deadline ? ", deadlines 5 % earlier" : "", fmt::join(plan.reasons, "; "));
 }
 
-/// To its deadline; infinite if it has none.
+/// The part of its present step that is done, if it runs as planned.
+double PairSharing::step_begun(int which, std::chrono::nanoseconds now) const {
+  const Seconds begun = to_seconds(now - runs_[which]->last_sign);
+  return assumed_[which] > 0 ? std::clamp(begun / assumed_[which], 0.0, 1.0) : 0.0;
+}
+
+/// To its deadline; infinite if it has none, or if the number of its steps is not known.
 Seconds PairSharing::time_left(int which, std::chrono::nanoseconds now) const {
-  const auto ends_by = runs_[which]->job.ends_by;
-  return ends_by ? to_seconds(*ends_by - now) : kNeverVirtual;
+  const SharedJob& job = runs_[which]->job;
+  return job.ends_by && job.steps ? to_seconds(*job.ends_by - now) : kNeverVirtual;
+}
+
+/// Whether it keeps its deadline if others run for so long.
+bool PairSharing::may_wait(int which, Seconds time, std::chrono::nanoseconds now) const {
+  return time_left(which, now) * (1 - kDeadlineMargin) - remaining_alone(which) >= time;
 }
 
 /// If unknown, equal to the other job's.

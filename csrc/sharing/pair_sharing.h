@@ -45,7 +45,9 @@ class PairSharing {
   void probe_again(std::chrono::nanoseconds now);
   void plan(std::chrono::nanoseconds now);
   void plan_again(std::chrono::nanoseconds now);
+  double step_begun(int which, std::chrono::nanoseconds now) const;
   Seconds time_left(int which, std::chrono::nanoseconds now) const;
+  bool may_wait(int which, Seconds time, std::chrono::nanoseconds now) const;
   Seconds remaining_alone(int which) const;
 
   SharedRun* const runs_[2];

@@ -41,6 +41,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Iterator[list[tuple[float, str]
             "earlier_steps": 100,
             "ran_s": ran,
             "metrics": {},
+            "lateness_s": None,
         }
         runtime.results = {"a": torchshare.Result(**{**fields, **of_run})}
         progress.update()

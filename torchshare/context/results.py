@@ -135,7 +135,8 @@ class Result:
     """How often it was started, with `retries`. The other counts and times are of the last attempt."""
 
     lateness_s: float | None = None
-    """From the job's deadline to its end, or until now: negative before the deadline. None without a deadline."""
+    """From the job's deadline to its end, or until now: negative before the deadline. None without a deadline, and for
+    a job that has ended before it began."""
 
     @property
     def run_steps(self) -> int:
@@ -144,8 +145,8 @@ class Result:
 
     @property
     def deadline_kept(self) -> str | None:
-        """How the job keeps its deadline, in words; None without one, and for a job that was never started."""
-        if self.lateness_s is None or (self.state == "cancelled" and self.ran_s == 0):
+        """How the job keeps its deadline, in words; None where `lateness_s` is."""
+        if self.lateness_s is None:
             return None
         how = self.state if self.state in ENDED else "now"
         return (

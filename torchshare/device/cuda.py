@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -32,6 +33,18 @@ class Cuda(Device):
 
     def is_capturing(self) -> bool:
         return self.is_started() and torch.cuda.is_current_stream_capturing()
+
+    @contextlib.contextmanager
+    def on_stream(self, handle: int, device: torch.device | None) -> Iterator[None]:
+        """Ops of the block run on that stream, after those before the block; later ones come after them."""
+        outer = torch.cuda.current_stream(device)
+        inner = torch.cuda.ExternalStream(handle, device)  # type: ignore[no-untyped-call]
+        inner.wait_stream(outer)
+        try:
+            with torch.cuda.stream(inner):
+                yield
+        finally:
+            outer.wait_stream(inner)
 
     def findings(self) -> Iterator[Finding]:
         if not self.is_available():

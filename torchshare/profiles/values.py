@@ -24,7 +24,7 @@ def fault(error: ValidationError) -> str:
         return f"'{where}' is missing"
     if first["type"] == "extra_forbidden":
         return f"unknown key '{where}'"
-    message = re.sub(r"^Value error, |^(Input|String|List) should(?= )", "", first["msg"]).strip()
+    message = re.sub(r"^Value error, |^(Input|String|List|Dictionary) should(?= )", "", first["msg"]).strip()
     message = message if message.startswith(("must", "fit.")) else f"must {message}"
     got = "" if isinstance(first["input"], (dict, list)) else f", got {reprlib.repr(first['input'])}"
     return f"invalid {where or 'content'}{got}: {message}"

@@ -76,7 +76,8 @@ def plan_workflow(workflow: Workflow, slo: str) -> WorkflowPlan:
     A request is late with a probability of at most 1 - q if each of n stages is late with at most (1 - q) / n, by the
     union bound. So latencies of stages are quantiles 1 - (1 - q) / n: those of requests at random times that take as
     long as one of the measured service times (csrc/planner/server_model.h). A profile keeps up to 400 of these; beyond
-    them, the longest counts, and a reason says so.
+    them, the longest counts, and a reason says so. Of a stage that answers a burst in several batches, each is taken to
+    be as long as that quantile: an estimate, which the bound does not cover.
 
     Args:
         slo: about the time from a request's arrival to the last answer.
@@ -127,7 +128,7 @@ def _speed(partner: Partner, times: RequestTimes) -> float:
 def _options(
     stage: Stage, partners: Sequence[str], per_s: float, limit: float, quantile: float
 ) -> list[_core.StageOption]:
-    """Options that keep up with the requests."""
+    """Options that keep up with the requests; beside a partner, those whose batches were full there, too."""
     options, fastest, batches = [], 0.0, set[int]()
     for profile in stage.profiles:
         times = _times(stage, profile)
@@ -139,7 +140,7 @@ def _options(
         if per_s * times.mean_s < batch:
             options.append(_option(batch, None, times, 0.0, per_s, limit, quantile))
             for job, beside, speed in _measured(profile):
-                if per_s * beside.mean_s < batch:
+                if per_s * beside.mean_s < batch and _together(beside) >= _FULL * batch:
                     options.append(_option(batch, partners.index(job), beside, speed, per_s, limit, quantile))
     if not options:
         raise ValueError(
@@ -153,13 +154,18 @@ def _times(stage: Stage, profile: Profile) -> RequestTimes:
     if profile.requests is None:
         raise ValueError(f"stage '{stage.name}': profiles must be of requests, got one of the steps of '{profile.job}'")
     times = profile.requests.times
-    together = times.per_s * times.mean_s / max(1e-9, 1 - times.idle)  # while it answers any
+    together = _together(times)
     if together < _FULL * times.parallel:
         raise ValueError(
             f"stage '{stage.name}': profiles must be of full batches, got one with {together:.1f} of {times.parallel} "
             "requests at a time on average; send them faster while it is measured"
         )
     return times
+
+
+def _together(times: RequestTimes) -> float:
+    """Requests that it answers at a time, on average, while it answers any."""
+    return times.per_s * times.mean_s / max(1e-9, 1 - times.idle)
 
 
 def _option(

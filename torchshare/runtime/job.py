@@ -360,8 +360,10 @@ class Job:
         The ops inside come after those before it, and later ones after them: two events on the device. Their stream has
         the job's priority, and belongs to the job as its own does: the gate, budgets and `synchronize` see its work.
         The first block on some multiprocessors makes their green context, in milliseconds; later ones change nothing
-        on the device. At the block's end they are given back. What is launched inside may still run there then, as
-        does, later, the backward of ops inside.
+        on the device. At the block's end they are given back. What is launched inside may still run there then.
+
+        Backward of ops inside runs on their stream, too. As with all streams of torch, a tensor that is made outside
+        and that only such a backward reads needs `record_stream`. `Job.graph` captures nothing inside.
 
         Args:
             sms: multiprocessors, at least 1, beside those of the option `sms`. The driver rounds the number up; the

@@ -342,10 +342,10 @@ class JobOptions(CommonJobOptions, total=False):
     deadline: Annotated[
         Duration | None,
         Option(
-            "with `period`, the time from a release by which its unit must have ended. Default: the period. Without, "
-            'the time from the submission by which the job should have ended, such as "2h" or 90 (seconds): jobs with '
-            '`start="auto"` are started, held and paired so that it is kept, if that is possible; `Result.lateness_s` '
-            "is the outcome. That needs the number of `steps`, declared or known from the loader.",
+            'the time from its submission by which the job should have ended, such as "2h" or 90 (seconds); with '
+            "`period`, from a release by which its unit must have ended (default: the period). Jobs with "
+            '`start="auto"` are started, held and paired so that the job\'s is kept, if that is possible and the '
+            "number of its steps is known; `Result.lateness_s` is the outcome.",
             metavar="TIME",
         ),
     ]

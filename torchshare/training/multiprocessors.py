@@ -6,10 +6,9 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-import torch
-
 from torchshare.context import current
 from torchshare.context.job_context import JobContext
+from torchshare.device import devices
 
 
 @contextlib.contextmanager
@@ -18,17 +17,11 @@ def on_sms(job: JobContext, sms: int) -> Iterator[int]:
     if current.job() is not job:
         thread = threading.current_thread().name
         raise RuntimeError(f"job '{job.name}': on_sms must be used in its own thread, got thread '{thread}'")
-    if not isinstance(sms, int) or isinstance(sms, bool) or sms < 1:
-        raise ValueError(f"job '{job.name}': sms must be a positive integer, got {sms!r}")
+    if not isinstance(sms, int) or isinstance(sms, bool) or not 0 < sms < 2**31:
+        raise ValueError(f"job '{job.name}': sms must be a positive integer below 2**31, got {sms!r}")
     try:
         part = job.handle.take_part(sms)  # given back as the block ends, with the last reference
     except ValueError as error:
         raise ValueError(f"job '{job.name}': {error}") from None
-    outer = torch.cuda.current_stream(job.device)
-    inner = torch.cuda.ExternalStream(part.stream, job.device)  # type: ignore[no-untyped-call]
-    inner.wait_stream(outer)
-    try:
-        with torch.cuda.stream(inner):
-            yield part.sms
-    finally:
-        outer.wait_stream(inner)
+    with devices.CUDA.on_stream(part.stream, job.device):
+        yield part.sms

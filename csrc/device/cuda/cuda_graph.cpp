@@ -5,6 +5,7 @@
 #include <ATen/cuda/MemPool.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include <stdexcept>
 #include <utility>
 
 #include "device/cuda/torch_version.h"
@@ -16,6 +17,9 @@ CudaGraph::CudaGraph(std::shared_ptr<CudaStream> stream, at::Generator generator
     : stream_(std::move(stream)), generator_(std::move(generator)), pool_(at::cuda::MemPool::graph_pool_handle()) {}
 
 void CudaGraph::begin_capture() {
+  if (stream_->is_on_part()) {
+    throw std::logic_error("a graph must not be captured in a block of on_sms: it would keep its multiprocessors");
+  }
   fresh_ = at::cuda::detail::createCUDAGenerator(generator_.device().index());  // torch makes none during a capture
   fresh_.set_current_seed(generator_.current_seed());
   fresh_.set_offset(generator_.get_offset());

@@ -190,6 +190,14 @@ cudaStream_t CudaStream::open() {
   return open_[returned_again_++ % kMaxOpen];
 }
 
+bool CudaStream::is_on_part() const {
+  const cudaStream_t stream = current();
+  std::lock_guard lock(mutex_);
+  return std::any_of(members_.begin(), members_.end(), [&](const Member& member) {
+    return member.stream->is_ours && member.stream->handle == stream && member.stream->kind.part != kind_.part;
+  });
+}
+
 cudaStream_t CudaStream::open_on(const SmPart& part) {
   StreamKind kind = kind_;
   kind.part = &part;

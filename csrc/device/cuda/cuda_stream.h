@@ -79,6 +79,8 @@ class CudaStream final : public DeviceStream {
   void wait_for(const CudaEvent& event);
   /// The same for what the program has launched on the default stream.
   void wait_for_program() { legacy_.precede(main_); }
+  /// Whether the thread's current stream is one of `open_on`.
+  bool is_on_part() const;
   /// While capturing, no markers are recorded.
   void set_capturing(bool capturing);
   /// Ends a capture that has failed, without its graph.

@@ -50,7 +50,8 @@ struct JobStats {
   std::chrono::nanoseconds ran{0};        ///< from its start to its end, or until now
   std::int64_t memory_peak = 0;           ///< bytes of tensors, if metered
   std::int64_t memory_cached = 0;         ///< bytes of freed blocks that were kept, at most
-  /// From the job's deadline to its end, or until now; negative before the deadline. Empty without one.
+  /// From the job's deadline to its end, or until now; negative before the deadline. Empty without one, and for a job
+  /// that has ended before it began.
   std::optional<std::chrono::nanoseconds> lateness = {};
 };
 

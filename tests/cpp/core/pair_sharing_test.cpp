@@ -26,20 +26,27 @@ class TwoJobs {
   struct Options {
     double ratio = 0;  // in the profiles; 0: no profiles
     double second_ratio = ratio;
-    Seconds second_alone = kStep;
+    Seconds second_alone = 0;  // 0: as the first's
     std::optional<double> max_slowdown = {};
     Priority first = Priority::kPrimary;
     Priority second = Priority::kSecondary;
     Seconds first_deadline = 0;  // from the start; 0: none
     Seconds second_deadline = 0;
+    double steps = kSteps;
+    bool knows_steps = true;
+    Seconds step = kStep;
   };
 
-  explicit TwoJobs(const Options& options) : sharing(options.max_slowdown) {
-    SharedJob first{.name = "a", .priority = options.first, .starts_now = true, .steps = kSteps};
-    SharedJob second{.name = "b", .priority = options.second, .automatic = true, .steps = kSteps};
+  explicit TwoJobs(const Options& options)
+      : sharing(options.max_slowdown), steps_of_each(options.steps), alone(options.step) {
+    SharedJob first{.name = "a", .priority = options.first, .starts_now = true, .steps = options.steps};
+    SharedJob second{.name = "b", .priority = options.second, .automatic = true, .steps = options.steps};
     if (options.ratio > 0) {
-      first.profile = {"pa", kStep, {{"pb", {options.ratio, options.second_ratio}}}};
-      second.profile = {"pb", options.second_alone, {}};
+      first.profile = {"pa", options.step, {{"pb", {options.ratio, options.second_ratio}}}};
+      second.profile = {"pb", options.second_alone > 0 ? options.second_alone : options.step, {}};
+    }
+    if (!options.knows_steps) {
+      first.steps = second.steps = {};
     }
     const auto from_now = [&](Seconds time) {
       return time > 0 ? std::optional(at() + from_seconds(time)) : std::nullopt;
@@ -89,6 +96,9 @@ class TwoJobs {
   std::chrono::nanoseconds at() const { return std::chrono::nanoseconds(std::llround(1e9 * now)); }
 
   AutoSharing sharing;
+  double steps_of_each;
+  Seconds alone;
+  int holds = 0;
   Seconds now = 1000;
   std::string reason;   // of the last order
   std::string at_once;  // the order at the arrival
@@ -98,7 +108,7 @@ class TwoJobs {
 /// decisions are made after each step and whenever they have asked for one.
 std::array<Seconds, 2> ends_of(TwoJobs& jobs, double ratio) {
   const Seconds begin = jobs.now;
-  std::array<double, 2> left{kSteps, kSteps};
+  std::array<double, 2> left{jobs.steps_of_each, jobs.steps_of_each};
   std::array<double, 2> to_step{1, 1};  // the rest of the present step
   std::array<Seconds, 2> ends{};
   std::array<bool, 2> runs{true, jobs.at_once == "start b"};
@@ -107,7 +117,7 @@ std::array<Seconds, 2> ends_of(TwoJobs& jobs, double ratio) {
   }
   while (left[0] > 0 || left[1] > 0) {
     const std::array<bool, 2> busy{runs[0] && left[0] > 0, runs[1] && left[1] > 0};
-    const Seconds per_step = kStep * (busy[0] && busy[1] ? ratio : 1);
+    const Seconds per_step = jobs.alone * (busy[0] && busy[1] ? ratio : 1);
     Seconds next = jobs.sharing.retry_at() == kNever ? 1e9 : to_seconds(jobs.sharing.retry_at() - jobs.at()) + 1e-6;
     for (const std::size_t job : {0, 1}) {
       next = busy[job] ? std::min(next, to_step[job] * per_step) : next;
@@ -128,6 +138,7 @@ std::array<Seconds, 2> ends_of(TwoJobs& jobs, double ratio) {
     for (const AutoSharing::Order& order : jobs.sharing.decide(jobs.at())) {
       if (order.action != AutoSharing::Action::kStay) {
         runs[order.job] = order.action != AutoSharing::Action::kHold;
+        jobs.holds += runs[order.job] ? 0 : 1;
       }
     }
   }
@@ -158,6 +169,41 @@ TEST(PairSharing, KeepsADeadlineThoughItsProfileIsTenPercentWrong) {
     TwoJobs jobs({.ratio = 1.3, .first_deadline = 115});
     EXPECT_LE(ends_of(jobs, actual)[0], 115) << actual;
   }
+}
+
+TEST(PairSharing, LongStepsDoNotHoldTheSecondInTheMiddleOfEach) {
+  for (int deadline = 106; deadline < 140; ++deadline) {
+    TwoJobs jobs({.ratio = 1.3, .first_deadline = 1.0 * deadline, .steps = 20, .step = 5});
+    EXPECT_LE(ends_of(jobs, 1.3)[0], deadline);
+    EXPECT_LE(jobs.holds, 3) << deadline;
+  }
+}
+
+TEST(PairSharing, ADeadlineThatIsLostEvenAloneDelaysNobodyElse) {
+  EXPECT_EQ(TwoJobs({.ratio = 1.8, .second_deadline = 110}).at_once, "hold a");
+  EXPECT_EQ(TwoJobs({.ratio = 1.8, .second_deadline = 90}).at_once, "stay b");
+  EXPECT_EQ(TwoJobs({.ratio = 1.8}).at_once, "stay b");
+}
+
+TEST(PairSharing, ADeadlineOfAJobOfUnknownLengthChangesNothing) {
+  EXPECT_EQ(TwoJobs({.ratio = 1.8, .second_deadline = 110, .knows_steps = false}).at_once, "stay b");
+}
+
+TEST(PairSharing, AProbeThatWouldCostADeadlineIsCutShort) {
+  for (const auto& [deadline, order] : {std::pair(200.0, "hold a"), std::pair(103.0, "hold b")}) {
+    TwoJobs jobs({.first_deadline = deadline});
+    EXPECT_EQ(jobs.steps({0}, kStep), "start b");
+    EXPECT_EQ(jobs.steps({0, 1}, 2 * kStep), order);
+  }
+}
+
+TEST(PairSharing, AJobThatBeginsToAnswerRequestsIsPlannedNoMore) {
+  TwoJobs jobs({.ratio = 1.3, .first_deadline = 115});
+  EXPECT_LT(jobs.sharing.retry_at(), kNever);
+  jobs.sharing.answer(0, jobs.at());
+  jobs.now += 200;
+  jobs.decide();
+  EXPECT_GT(jobs.sharing.retry_at(), jobs.at()) << "else the coordinator's thread does nothing else";
 }
 
 TEST(PairSharing, ADeadlineThatIsFarAwayChangesNothing) {
