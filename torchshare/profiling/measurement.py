@@ -127,14 +127,14 @@ def measured(
         each = _figures(own, warm, ended, candidate, job, record_ops)
         if len(jobs) == 1 and len(each.steps) < FEWEST_STEPS:
             if _answers(job) and not results[job.name].steps:
-                what, help = (
+                what, rest = (
                     ("end", "units, got {}; a longer --window may help")
                     if results[job.name].periods
                     else ("answer", "requests, got {}; its program or another must send them meanwhile")
                 )
                 got = f"{_done(job)} in {results[job.name].ran_s:.1f} s"
                 raise ValueError(
-                    f"job '{job.name}' must {what} at least {WARM_UP_STEPS + FEWEST_STEPS} {help.format(got)}"
+                    f"job '{job.name}' must {what} at least {WARM_UP_STEPS + FEWEST_STEPS} {rest.format(got)}"
                 )
             raise ValueError(
                 f"job '{job.name}' must do at least {WARM_UP_STEPS + FEWEST_STEPS + 1} steps, got "
