@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from gpu_jobs import on_gpu, run_pair
 
 import torchshare
 from torchshare import Job
@@ -26,6 +27,15 @@ def multiprocessors(stream: torch.cuda.Stream) -> set[int]:
     may_use = (ctypes.c_bool * torch.cuda.get_device_properties(0).multi_processor_count)()
     emulator.emulator_multiprocessors(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(may_use))
     return {number for number, used in enumerate(may_use) if used}
+
+
+def run(*functions: Callable[[Job], Any], **options: Any) -> list[Any]:
+    """Runs jobs together, the first as the primary. Returns their values."""
+    with torchshare.Runtime("cuda") as runtime:
+        for number, function in enumerate(functions):
+            priority = "secondary" if number else "primary"
+            runtime.submit(function, name=f"job{number}", priority=priority, threads=1, **options)
+        return [result.value for result in runtime.wait(300).values()]
 
 
 def together(*sms: int | None) -> list[set[int] | str]:
@@ -112,7 +122,7 @@ def test_a_block_has_its_multiprocessors_and_the_jobs_priority() -> None:
         assert job.sms == (len(own) or None)
 
     for sms in (None, 16):
-        on_gpu(look, priority="primary", sms=sms)
+        run(look, sms=sms)
 
 
 def test_another_job_has_the_multiprocessors_of_a_block_when_it_ends_however_it_ends() -> None:
@@ -132,7 +142,7 @@ def test_another_job_has_the_multiprocessors_of_a_block_when_it_ends_however_it_
 
     def second(job: Job) -> int:
         assert inside.wait(300)
-        message = f"job 'second': sms must be at most 0, which other jobs have left of this GPU's {whole}"
+        message = f"job 'job1': sms must be at most 0, which other jobs have left of this GPU's {whole}"
         with pytest.raises(ValueError, match=message), job.on_sms(8):
             pass
         seen.set()
@@ -141,7 +151,7 @@ def test_another_job_has_the_multiprocessors_of_a_block_when_it_ends_however_it_
             return granted
         return 0
 
-    assert run_pair(first, second)["second"].value == whole
+    assert run(first, second)[1] == whole
 
 
 def test_a_job_with_many_blocks_keeps_one_stream_for_each_set_of_multiprocessors() -> None:
@@ -152,4 +162,5 @@ def test_a_job_with_many_blocks_keeps_one_stream_for_each_set_of_multiprocessors
                 streams.add(torch.cuda.current_stream().cuda_stream)
         return streams
 
-    assert len(on_gpu(many)) == 3
+    (streams,) = run(many)
+    assert len(streams) == 3

@@ -116,7 +116,7 @@ def test_a_short_run_measures_and_its_table_prints(tmp_path: Path):
         "--repetitions",
         "1",
         "--window",
-        "0.5",
+        "2",
     ]
     command = [sys.executable, BENCHMARKS / "pairs.py", *options, "--output", tmp_path]
     subprocess.run(command, check=True, capture_output=True, timeout=550)

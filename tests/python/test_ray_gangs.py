@@ -62,8 +62,11 @@ def test_a_script_ends_as_under_torchrun_beside_another_gang_and_a_job_of_one_de
 ) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     words = [str(SCRIPT), "--epochs", "4", "--checkpoint", str(tmp_path / "alone.pt")]
-    alone = subprocess.Popen([*torchrun, *words], env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert alone.wait(120) == 0
+    for _ in range(3):  # on a busy machine, plain torch may abort as it ends: a thread of its own is not joined
+        alone = subprocess.Popen([*torchrun, *words], env={**os.environ, "OMP_NUM_THREADS": "1"})
+        if alone.wait(120) == 0:
+            break
+    assert alone.returncode == 0
     gangs = [
         submit(f"{SCRIPT} --epochs 4 --checkpoint {tmp_path / name}", name, gpus=2) for name in ("gang.pt", "other.pt")
     ]
