@@ -13,6 +13,10 @@ struct PeriodicTask {
   std::chrono::nanoseconds cost{0};        ///< time that a unit takes alone, at most
   std::chrono::nanoseconds longest_op{0};  ///< the longest op of a unit; 0: unknown
 
+  // Where `cost` is measured, it is this quantile of what units took, times this margin.
+  static constexpr double kCostQuantile = 0.999;
+  static constexpr double kCostMargin = 1.1;
+
   bool operator==(const PeriodicTask&) const = default;
 };
 

@@ -7,6 +7,7 @@
 #include <limits>
 #include <stdexcept>
 
+#include "model/cycle_finder.h"
 #include "planner/workflow_prices.h"
 #include "planner/workflow_search.h"
 
@@ -42,28 +43,31 @@ void check(const std::vector<WorkflowStage>& stages, const WorkflowGoal& goal) {
   }
 }
 
+void check_order(const std::vector<WorkflowStage>& stages) {
+  CycleFinder<std::size_t> finder;
+  for (std::size_t root = 0; root < stages.size(); ++root) {
+    std::vector<std::string> names;
+    for (const std::size_t i : finder.find(root, [&](std::size_t stage) { return stages[stage].after; })) {
+      names.push_back(stages[i].name);
+    }
+    if (!names.empty()) {
+      throw std::invalid_argument(fmt::format("stage '{}': after must not lead back to it, got a circle among {}",
+                                              names[0], fmt::join(names, ", ")));
+    }
+  }
+}
+
 /// Indices of the stages, each behind its predecessors.
 std::vector<std::size_t> topological_order(const std::vector<WorkflowStage>& stages) {
   std::vector<std::size_t> order;
   std::vector<bool> is_placed(stages.size());
   while (order.size() < stages.size()) {
-    const std::size_t before = order.size();
     for (std::size_t i = 0; i < stages.size(); ++i) {
       const auto& after = stages[i].after;
       if (!is_placed[i] && std::all_of(after.begin(), after.end(), [&](std::size_t p) { return is_placed[p]; })) {
         is_placed[i] = true;
         order.push_back(i);
       }
-    }
-    if (order.size() == before) {
-      std::vector<std::string> left;
-      for (std::size_t i = 0; i < stages.size(); ++i) {
-        if (!is_placed[i]) {
-          left.push_back(stages[i].name);
-        }
-      }
-      throw std::invalid_argument(fmt::format("stage '{}': after must not lead back to it, got a circle among {}",
-                                              left[0], fmt::join(left, ", ")));
     }
   }
   return order;
@@ -154,6 +158,7 @@ std::vector<std::size_t> quickest(const std::vector<WorkflowStage>& stages, cons
 
 WorkflowPlan plan_workflow(const std::vector<WorkflowStage>& stages, const WorkflowGoal& goal) {
   check(stages, goal);
+  check_order(stages);
   const std::vector<std::size_t> order = topological_order(stages);
   const std::vector<WorkflowStage> in_order = sorted(stages, order);
   WorkflowSearch search(in_order, goal, WorkflowSearch::Least::kCost);

@@ -10,14 +10,8 @@
 #include "policy/grace.h"
 
 namespace torchshare {
-namespace {
 
 using std::chrono::nanoseconds;
-
-constexpr double kQuantile = 0.999;
-constexpr double kMargin = 1.1;
-
-}  // namespace
 
 void DeadlineKeeper::add(JobId job, const std::string& name, const PeriodicTask& task, nanoseconds now) {
   std::map<JobId, Entry> made;
@@ -50,7 +44,8 @@ void DeadlineKeeper::learn(JobId job, nanoseconds took, nanoseconds longest_op, 
     return;
   }
   if (!entry.declares_cost) {
-    entry.task.cost = from_seconds(kMargin * to_seconds(*entry.took.quantile(kQuantile)));
+    entry.task.cost =
+        from_seconds(PeriodicTask::kCostMargin * to_seconds(*entry.took.quantile(PeriodicTask::kCostQuantile)));
   }
   entry.task.longest_op = entry.declares_ops ? entry.task.longest_op : std::min(longest_op, entry.task.cost);
   const bool had_problem = has_problem();

@@ -23,7 +23,7 @@ constexpr Seconds kSteadyTime = 0.5;         // and for this long
 constexpr std::uint64_t kMany = 64;          // enough to outvote a slow phase of the machine
 constexpr double kHysteresis = 0.03;         // a new plan must be better by this fraction
 constexpr Seconds kShortestStep = 1e-9;
-// Deadlines. Step times are known to a few percent, and that error ends as the deadline comes near.
+// Deadlines. Step times are known to a few percent; the error shrinks as the deadline comes nearer.
 constexpr double kDeadlineMargin = 0.05;  // of the time left: jobs are planned to end earlier by it
 constexpr double kPlanAgain = 0.05;       // of the time left, until the next plan
 constexpr Seconds kShortestPlan = 0.1;
@@ -248,7 +248,7 @@ void PairSharing::plan_again(std::chrono::nanoseconds now) {
     jobs[which].time.alpha = alone_[which];
     jobs[which].remaining_steps = std::max(0.0, remaining_alone(which) / alone_[which] - step_begun(which, now));
     jobs[which].ratios = {at_least_one(ratios_[which])};
-    // A deadline that is lost even alone delays nobody else.
+    // A deadline that the job would miss even alone is ignored, so that it delays nobody else.
     if (const Seconds left = time_left(which, now); left < kNeverVirtual && left >= jobs[which].alone(0)) {
       jobs[which].deadline = left * (1 - kDeadlineMargin);
       next = std::min(next, std::max(kPlanAgain * left, kShortestPlan));

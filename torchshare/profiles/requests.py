@@ -54,9 +54,9 @@ class RequestTimes(Value):
 
     @property
     def unit_time_s(self) -> float:
-        """What a unit of a periodic job takes at most: the 99.9th percentile of the service times and a tenth more, as
-        DeadlineKeeper in csrc/runtime takes it from units that it has measured itself."""
-        return 1.1 * float(np.quantile(self.service_s, 0.999))
+        """What a unit of a periodic job takes at most, computed as DeadlineKeeper in csrc/runtime computes it from the
+        units that it has measured itself."""
+        return _core.UNIT_MARGIN * float(np.quantile(self.service_s, _core.UNIT_QUANTILE))
 
     @property
     def load(self) -> float:

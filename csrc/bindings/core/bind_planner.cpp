@@ -223,6 +223,8 @@ void bind_planner(py::module_& module) {
   bind_op_replay(module);
   bind_server_model(module);
   bind_periodic(module);
+  module.attr("UNIT_QUANTILE") = PeriodicTask::kCostQuantile;
+  module.attr("UNIT_MARGIN") = PeriodicTask::kCostMargin;
   bind_workflow(module);
   py::class_<StepTimeModel>(module, "StepTimeModel")
       .def(py::init<double, double, double, double>(), py::arg("alpha"), py::arg("beta"), py::arg("communication"),

@@ -265,6 +265,12 @@ TEST(WorkflowPlanner, RefusesWhatIsNoWorkflow) {
   std::vector<WorkflowStage> stages = chain();
   stages[0].after = {1};
   refuses(stages, 1, "stage 'a': after must not lead back to it, got a circle among a, b");
+  std::vector<WorkflowStage> behind = chain();
+  behind[0].after = {1};
+  behind.insert(behind.begin(), {"behind", {1}, behind[0].options});  // is on no circle itself
+  behind[1].after = {2};
+  behind[2].after = {1};
+  refuses(behind, 1, "stage 'a': after must not lead back to it, got a circle among a, b");
   stages[0].after = {2};
   refuses(stages, 1, "stage 'a': after must be one of 2 stages, got 2");
   stages = chain();
