@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pairs import collect, in_threads, in_torchshare, launch, ready
+from pairs import collect, in_threads, in_torchshare, in_window_of_parent, launch
 from record import STEADY_MALLOC, interleaved, parser, shown, spread, write
 
 SOLO = ("memory", "conv", "transformer", "lstm", "mlp", "tiny", "conv:8", "conv:128", "conv:512")
@@ -61,12 +61,8 @@ class FaultMeter:
 
 def work(kinds: list[str], mode: str) -> list[dict[str, float]]:
     """Runs one or two jobs in this process, in the window given by the parent; returns their figures."""
-    meters = ready(kinds, FaultMeter)
-    if mode in OURS:
-        in_torchshare(kinds, meters, {}, **OURS[mode])
-    else:
-        in_threads(kinds, meters)
-    return [meter.figures() for meter in meters]
+    run = in_torchshare({}, **OURS[mode]) if mode in OURS else in_threads
+    return [meter.figures() for meter in in_window_of_parent(kinds, FaultMeter, run)]
 
 
 def measure(kinds: list[str], mode: str, allocator: str, window: float) -> dict[str, float]:

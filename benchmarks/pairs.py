@@ -66,18 +66,23 @@ class WindowMeter:
 
 
 _Meter = TypeVar("_Meter", bound="Meter")
+Trainer = Callable[[list[str], "Sequence[Meter]"], None]  # trains a job of each kind until its meter ends it
 
 
-def ready(kinds: list[str], meter: Callable[[float, float], _Meter]) -> list[_Meter]:
-    """Warms up, and waits for the parent's window. Returns a meter of it for each job."""
-    from jobs import StepMeter, train
+def in_window_of_parent(kinds: list[str], meter: Callable[[float, float], _Meter], run: Trainer) -> list[_Meter]:
+    """Warms up, waits for the parent's window, and trains through it. Returns each job's meter of the window.
+
+    The warm-up runs the jobs as they are measured: the first step imports many modules of torch, and the first runtime
+    takes seconds to open on a loaded machine."""
+    from jobs import StepMeter
 
     warnings.simplefilter("ignore")
-    for kind in kinds:
-        train(kind, StepMeter(3))  # warms up torch: the first step imports many modules
+    run(kinds, [StepMeter(3) for _ in kinds])
     print("ready", flush=True)
     start, end = json.loads(input())
-    return [meter(start, end) for _ in kinds]
+    meters = [meter(start, end) for _ in kinds]
+    run(kinds, meters)
+    return meters
 
 
 def in_threads(kinds: list[str], meters: Sequence[Meter]) -> None:
@@ -91,32 +96,31 @@ def in_threads(kinds: list[str], meters: Sequence[Meter]) -> None:
         thread.join()
 
 
-def in_torchshare(
-    kinds: list[str], meters: Sequence[Meter], of_runtime: torchshare.RuntimeOptions, **options: Any
-) -> None:
+def in_torchshare(of_runtime: torchshare.RuntimeOptions, **options: Any) -> Trainer:
     """Trains the jobs in a runtime; `options` are those of every job."""
     import torchshare
 
     from jobs import train
 
-    with torchshare.Runtime(**of_runtime) as runtime:
-        for index, (kind, meter) in enumerate(zip(kinds, meters, strict=True)):
-            priority = "secondary" if index else "primary"
-            runtime.submit(
-                lambda job, kind=kind, meter=meter: train(kind, meter, job),
-                name=f"{index} {kind}", priority=priority, threads=1, **options,
-            )  # fmt: skip
-        runtime.wait()
+    def run(kinds: list[str], meters: Sequence[Meter]) -> None:
+        with torchshare.Runtime(**of_runtime) as runtime:
+            for index, (kind, meter) in enumerate(zip(kinds, meters, strict=True)):
+                priority = "secondary" if index else "primary"
+                runtime.submit(
+                    lambda job, kind=kind, meter=meter: train(kind, meter, job),
+                    name=f"{index} {kind}", priority=priority, threads=1, **options,
+                )  # fmt: skip
+            runtime.wait()
+
+    return run
 
 
 def work(kinds: list[str], mode: str) -> list[dict[str, float]]:
     """Runs one or two jobs in this process, in the window given by the parent; returns their figures."""
-    meters = ready(kinds, WindowMeter)
+    run = in_threads
     if mode.startswith("torchshare"):
-        in_torchshare(kinds, meters, {"policy": "strict" if mode.endswith("strict") else "priority"})
-    else:
-        in_threads(kinds, meters)
-    return [meter.figures() for meter in meters]
+        run = in_torchshare({"policy": "strict" if mode.endswith("strict") else "priority"})
+    return [meter.figures() for meter in in_window_of_parent(kinds, WindowMeter, run)]
 
 
 def launch(
@@ -149,7 +153,7 @@ def launch(
 def measure(
     kinds: list[str], mode: str, window: float, cores: int, python: Sequence[str] = (sys.executable,)
 ) -> list[dict[str, float]]:
-    """The figures of each job in that mode."""
+    """The figures of each job in that mode. RuntimeError: the first ended no step in the window."""
     untuned = mode.startswith("torchshare") or mode.endswith("as users have them")
     environment = {name: value for name, value in os.environ.items() if name not in STEADY_MALLOC or not untuned}
     if mode.startswith("two processes"):
@@ -160,7 +164,10 @@ def measure(
         ]
     else:
         processes = [launch(__file__, [kinds, mode], cores, environment=environment, python=python)]
-    return collect(processes, window)
+    figures = collect(processes, window)
+    if not figures[0]["rate"]:
+        raise RuntimeError(f"{'+'.join(kinds)}, {mode}: {kinds[0]} ended no step in {window} s; give a longer --window")
+    return figures
 
 
 def collect(processes: list[subprocess.Popen[str]], window: float) -> list[Any]:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from pairs import WindowMeter, collect, in_threads, in_torchshare, launch, ready
+from pairs import WindowMeter, collect, in_threads, in_torchshare, in_window_of_parent, launch
 from record import interleaved, parser, shown, spread, write
 
 KINDS = ["conv", "conv"]
@@ -24,12 +24,8 @@ CORES = os.cpu_count() or 1
 
 def work(kinds: list[str], priority: str) -> list[dict[str, float]]:
     """Runs one job alone, or two in a runtime; returns their figures."""
-    meters = ready(kinds, WindowMeter)
-    if len(kinds) == 1:
-        in_threads(kinds, meters)
-    else:
-        in_torchshare(kinds, meters, {"device_priority": priority})
-    return [meter.figures() for meter in meters]
+    run = in_threads if len(kinds) == 1 else in_torchshare({"device_priority": priority})
+    return [meter.figures() for meter in in_window_of_parent(kinds, WindowMeter, run)]
 
 
 @contextlib.contextmanager

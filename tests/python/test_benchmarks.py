@@ -105,6 +105,25 @@ def test_a_meter_counts_the_steps_of_its_window_only():
     assert (early.figures()["rate"], inside.figures()["rate"]) == (0.0, pytest.approx(2 / 400))
 
 
+def test_jobs_warm_up_as_they_are_measured(monkeypatch, capsys):
+    events = []
+
+    def window() -> str:
+        events.append(capsys.readouterr().out)
+        return "[0.0, 1.0]"
+
+    monkeypatch.setattr("builtins.input", window)
+    pairs.in_window_of_parent(["tiny", "conv"], pairs.WindowMeter, lambda kinds, meters: events.append(kinds))
+    assert events == [["tiny", "conv"], "ready\n", ["tiny", "conv"]]
+
+
+def test_a_primary_without_a_step_is_an_error(monkeypatch):
+    monkeypatch.setattr(pairs, "launch", lambda *_, **__: None)
+    monkeypatch.setattr(pairs, "collect", lambda *_: [{"rate": 0.0}, {"rate": 1.0}])
+    with pytest.raises(RuntimeError, match=r"tiny\+conv, torchshare: tiny ended no step in 2.0 s; give a longer"):
+        pairs.measure(["tiny", "conv"], "torchshare", 2.0, 2)
+
+
 @pytest.mark.slow
 def test_a_short_run_measures_and_its_table_prints(tmp_path: Path):
     options = [
