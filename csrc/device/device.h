@@ -39,6 +39,10 @@ class DeviceStream {
   /// True while the device has work to do on one of the streams that it has made for the job, whoever launched it, and
   /// during a capture. Calls the driver.
   virtual bool has_work() const = 0;
+  /// The calling thread's current stream, as the device knows it; 0 if it has no streams.
+  virtual std::uintptr_t current() const { return 0; }
+  /// As `has_work`, of the streams other than that one, which waits.
+  virtual bool has_work_beside(std::uintptr_t /*waiting*/) const { return false; }
   /// Throws the device's error, if it has one: markers behind work that failed are never reached.
   virtual void check() const = 0;
   /// The calling thread launches its work on this stream.

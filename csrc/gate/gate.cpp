@@ -156,6 +156,10 @@ Gate::Member& Gate::member_of(const Slot& slot) {
   return *std::find_if(members_.begin(), members_.end(), [&](const Member& member) { return member.slot == &slot; });
 }
 
+std::optional<DeviceWait> Gate::wait_of(const Member& member) const {
+  return member.stream != nullptr ? member.slot->job->waits.current(*member.stream) : std::nullopt;
+}
+
 /// With the release by which others must have left the device.
 UnitState Gate::unit(const Slot& job) const {
   std::chrono::nanoseconds deadline(job.deadline.load(std::memory_order_acquire));
@@ -168,6 +172,10 @@ UnitState Gate::unit(const Slot& job) const {
 
 JobSnapshot Gate::snapshot(const Member& member) const {
   const Slot& slot = *member.slot;
+  if (const auto wait = wait_of(member)) {  // an op that the thread is in is launched behind the wait
+    return {
+        .activity = ~wait->number, .idle = true, .gap = wait->forecast, .unit = unit(*slot.job), .job = member.number};
+  }
   const std::uint64_t activity = slot.activity.load(std::memory_order_acquire);
   const bool working = member.stream != nullptr && !member.seems_done(activity);
   const std::uint64_t requests = slot.requests.load(std::memory_order_acquire);
@@ -224,12 +232,14 @@ void Gate::let_in(const Slot& slot, const Verdict& verdict, std::chrono::nanosec
 
 /// Records a marker on the streams of higher jobs outside their ops: on those that have none for the job's counter or,
 /// with `kHidden`, that seem to be done but have work, of kernels that are not ops. Returns true if it has recorded
-/// one, or if a job has begun an op meanwhile: the policy must be asked again.
+/// one, or if a job has begun an op meanwhile: the policy must be asked again. So it must, with `kHidden`, while a job
+/// that waits on the device has work on other streams.
 bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, Work work) {
   struct Due {
     const Slot* slot;
     std::shared_ptr<DeviceStream> stream;
     std::uint64_t activity;
+    std::optional<DeviceWait> wait;
   };
   std::vector<Due> due;
   if (!policy_->watches_others()) {
@@ -237,11 +247,12 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
   }
   for (Member& member : members_) {
     const std::uint64_t activity = member.slot->activity.load(std::memory_order_acquire);
-    const bool inside = (activity & 1) != 0;
+    const auto wait = wait_of(member);
+    const bool inside = (activity & 1) != 0 && !wait;
     if (member.stream != nullptr && policy_->concerns(standing(slot), standing(*member.slot)) && !inside &&
-        (work == Work::kHidden ? member.seems_done(activity)
-                               : !member.has_marker(activity) && has_settled(member, activity))) {
-      due.push_back({member.slot, member.stream, activity});
+        (work == Work::kHidden ? wait || member.seems_done(activity)
+                               : !wait && !member.has_marker(activity) && has_settled(member, activity))) {
+      due.push_back({member.slot, member.stream, activity, wait});
     }
   }
   if (due.empty()) {
@@ -249,17 +260,21 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
   }
   lock.unlock();
   std::map<DeviceStream*, std::optional<DeviceStream::Marker>> markers;  // the threads of a job have one stream
+  bool ask_again = false;
   for (const Due& put : due) {
+    if (put.wait) {
+      ask_again = ask_again || put.stream->has_work_beside(put.wait->stream);
+      continue;
+    }
     const auto [marker, is_first] = markers.try_emplace(put.stream.get());
     if (is_first && (work == Work::kOps || put.stream->has_work())) {
       marker->second = put.stream->record_marker();
     }
   }
-  bool ask_again = false;
   lock.lock();
   for (Member& member : members_) {
     for (const Due& put : due) {
-      if (member.slot != put.slot || member.stream != put.stream) {
+      if (member.slot != put.slot || member.stream != put.stream || put.wait) {
         continue;
       }
       const auto marker = markers.at(put.stream.get());

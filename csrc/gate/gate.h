@@ -28,9 +28,10 @@ namespace torchshare {
 /// launches op after op: only once it has begun no op for `kSettled`, has announced a gap, or waits for input.
 /// Kernels that are not ops (Triton's, those of an extension) do not change the counter, so before a job is admitted
 /// beside a stream that seems to be done, the driver is asked whether it is. Both calls of the driver are made without
-/// the gate's lock. A device that has failed reaches no marker any more, so a job that waits for long asks the device
-/// for its error. `try_enter` and `wait_turn` throw what these calls throw. A policy that does not look at other jobs,
-/// and a job that the pace holds, need no marker.
+/// the gate's lock. A job whose stream waits for other ranks is idle; see Note [Waits on the device]. A device that has
+/// failed reaches no marker any more, so a job that waits for long asks the device for its error. `try_enter` and
+/// `wait_turn` throw what these calls throw. A policy that does not look at other jobs, and a job that the pace holds,
+/// need no marker.
 class Gate {
  public:
   static constexpr std::chrono::nanoseconds kSettled = std::chrono::microseconds(50);
@@ -63,6 +64,8 @@ class Gate {
   void clear(Slot& slot, Interrupt bit);
   /// Called when the job starts or stops waiting for input; while it waits, lower jobs may enter at once.
   void set_idle(Slot& slot, bool idle);
+  /// True if the policy regards what other jobs do.
+  bool watches_others() const { return policy_->watches_others(); }
   /// Called when a job left an op for a gap that is worth filling: waiting jobs ask the policy again.
   void gap_opened();
 
@@ -124,6 +127,7 @@ class Gate {
   bool has_settled(Member& member, std::uint64_t activity);
   void check_streams(std::unique_lock<std::mutex>& lock);
   Verdict ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::nanoseconds waited);
+  std::optional<DeviceWait> wait_of(const Member& member) const;
   UnitState unit(const Slot& job) const;
   JobSnapshot snapshot(const Member& member) const;
   void let_in(const Slot& slot, const Verdict& verdict, std::chrono::nanoseconds now);

@@ -211,6 +211,12 @@ bool OpWatch::publish_gap(const OpTime& gap) {
   return opens;
 }
 
+GapForecast OpWatch::next_gap() {
+  const OpTime& gap = chain_.here().profile.gap;
+  return gap.known() ? GapForecast{nanoseconds(std::llround(gap.mean)), nanoseconds(std::llround(gap.spread))}
+                     : GapForecast{};
+}
+
 void OpWatch::begin_idle(nanoseconds now) {
   idle_since_ = now;
   was_idle_ = true;

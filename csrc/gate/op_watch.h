@@ -79,6 +79,8 @@ class OpWatch {
   std::chrono::nanoseconds longest_op() const {
     return durations_.quantile(1, 1).value_or(std::chrono::nanoseconds(0));
   }
+  /// The gap after the last op, at its place; zeros while it is not known. On the job's own thread.
+  GapForecast next_gap();
   GapStats stats() const;
   // Once the job has ended.
   std::vector<OpProfile> profiles() const { return chain_.profiles(); }

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "device/event_count.h"
+#include "gate/device_waits.h"
 #include "model/op_profile.h"
 #include "model/time.h"
 #include "torchshare/values.h"
@@ -60,6 +61,7 @@ struct alignas(64) Slot {
   std::atomic<bool> is_guess{true};            ///< `next_op` is that of other ops, or unknown
   std::atomic<OpKind> kind{OpKind::kUnknown};  ///< of that op
   RunAhead* ahead = nullptr;                   ///< used by the job's own thread; null on a synchronous device
+  DeviceWaits waits;                           ///< of the job, in its own slot
 
   void enter() { activity.store(activity.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
   void leave() { enter(); }

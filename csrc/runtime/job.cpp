@@ -242,6 +242,9 @@ void RuntimeJob::begin_wait(std::string_view reason) {
   if (!times_.begin_wait(reason, now)) {
     return;
   }
+  if (const auto stream = device_->stream(); stream != nullptr && runtime_->gate.watches_others()) {
+    slot_.waits.begin(*stream, watch_ != nullptr ? watch_->next_gap() : GapForecast{});
+  }
   wait_is_inner_ = slot_.idle.load(std::memory_order_relaxed);
   if (!wait_is_inner_) {
     begin_idle(now);
@@ -249,7 +252,13 @@ void RuntimeJob::begin_wait(std::string_view reason) {
 }
 
 void RuntimeJob::end_wait() {
-  if (times_.end_wait() && !wait_is_inner_) {
+  if (!times_.end_wait()) {
+    return;
+  }
+  if (const auto stream = device_->stream()) {
+    slot_.waits.end(*stream);
+  }
+  if (!wait_is_inner_) {
     end_idle(runtime_->now());
   }
 }

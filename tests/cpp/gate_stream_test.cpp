@@ -79,6 +79,62 @@ TEST_F(GateStreamTest, WorkLaunchedAfterTheMarkerCounts) {
   EXPECT_TRUE(gate_.try_enter(secondary_));
 }
 
+TEST_F(GateStreamTest, AJobWhoseStreamWaitsForOtherRanksIsIdle) {
+  primary_launches(1ms);
+  primary_.waits.begin(*primary_stream_, {});
+  primary_stream_->launch(10ms);  // the collective
+  primary_.waits.end(*primary_stream_);
+  primary_.enter();  // it reads the loss: the op ends with what it has launched before
+  primary_stream_->launch(1ms);
+  EXPECT_FALSE(gate_.try_enter(secondary_)) << "its own work before the collective";
+  clock_.advance(1ms);
+  EXPECT_TRUE(gate_.try_enter(secondary_)) << "without a grace: it will not return before the collective ends";
+  clock_.advance(9ms);
+  EXPECT_TRUE(gate_.try_enter(secondary_));
+  clock_.advance(1ms);
+  EXPECT_FALSE(gate_.try_enter(secondary_)) << "its own work behind the collective";
+  primary_.leave();
+  secondary_looks();
+  clock_.advance(1ms);
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  clock_.advance(kStreamGrace);
+  EXPECT_TRUE(gate_.try_enter(secondary_));
+}
+
+TEST_F(GateStreamTest, AJobThatWaitsOnOneStreamAndWorksOnAnotherIsNotIdle) {
+  primary_.waits.begin(*primary_stream_, {});
+  primary_stream_->launch(10ms);
+  primary_.waits.end(*primary_stream_);
+  primary_stream_->launch_beside(2ms);
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  clock_.advance(2ms);
+  EXPECT_TRUE(gate_.try_enter(secondary_));
+}
+
+TEST_F(GateStreamTest, TheThreadThatServesAJobsRequestsIsIdleWithItsStream) {
+  Slot thread(Priority::kPrimary, &primary_);
+  const Gate::Membership member(gate_, thread, primary_stream_);
+  primary_.waits.begin(*primary_stream_, {});
+  primary_stream_->launch(10ms);
+  primary_.waits.end(*primary_stream_);
+  EXPECT_TRUE(gate_.try_enter(secondary_));
+}
+
+TEST_F(GateStreamTest, AWaitThatIsNotLaunchedYetOrIsCapturedIsNone) {
+  primary_launches(10ms);
+  primary_.waits.begin(*primary_stream_, {});
+  clock_.advance(10ms);
+  EXPECT_FALSE(primary_.waits.current(*primary_stream_)) << "the thread has not come back from it";
+  primary_stream_->set_capturing(true);
+  primary_.waits.end(*primary_stream_);
+  primary_.waits.begin(*primary_stream_, {});
+  primary_.waits.end(*primary_stream_);
+  primary_stream_->set_capturing(false);
+  EXPECT_FALSE(primary_.waits.current(*primary_stream_));
+  primary_stream_->fail();
+  primary_.waits.end(*primary_stream_);  // without a wait, and without an error
+}
+
 TEST_F(GateStreamTest, TheThreadsOfAJobNeedOneMarker) {
   Slot thread(Priority::kPrimary, &primary_);
   const Gate::Membership member(gate_, thread, primary_stream_);
@@ -473,6 +529,34 @@ TEST_F(WatchedStreamTest, LearnsTheDevicesTimesNotTheHosts) {
   EXPECT_NEAR(profile(2).duration.mean, 100e3, 1);
   EXPECT_NEAR(profile(1).gap.mean, 0, 1) << "the second op was in the queue before the first had ended";
   EXPECT_NEAR(profile(2).gap.mean, 1502e3, 1e3);
+}
+
+TEST_F(WatchedStreamTest, OpsThatFitAreAdmittedWhileTheStreamWaitsForOtherRanks) {
+  gate_.add(slot_, stream_);
+  Slot lower(Priority::kSecondary);
+  const Gate::Membership member(gate_, lower, nullptr);
+  const auto admitted = [&](std::chrono::nanoseconds op) {
+    lower.next_op = op.count();
+    lower.is_guess = false;
+    return gate_.try_enter(lower);
+  };
+  const auto launch_step = [&] {
+    watch_.begin_batch();
+    op(1, 100us);
+    slot_.waits.begin(*stream_, watch_.next_gap());
+    stream_->launch(3ms);  // the collective
+    slot_.waits.end(*stream_);
+    op(2, 100us);
+  };
+  for (int i = 0; i < 20; ++i) {
+    launch_step();
+    clock_.advance(10ms);
+  }
+  launch_step();
+  clock_.advance(110us);
+  EXPECT_TRUE(admitted(1ms));
+  EXPECT_FALSE(admitted(5ms)) << "the collective is expected to end before";
+  gate_.remove(slot_);
 }
 
 TEST_F(WatchedStreamTest, AFailureAtTheEndOfAnOpIsThrownAtTheNext) {

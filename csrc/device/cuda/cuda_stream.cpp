@@ -135,7 +135,7 @@ bool CudaStream::is_known(cudaStream_t stream) const {
                      [&](const Member& each) { return each.stream->handle == stream; });
 }
 
-cudaStream_t CudaStream::current() const {
+cudaStream_t CudaStream::current_stream() const {
   return c10::cuda::getCurrentCUDAStream(kind_.device).stream();
 }
 
@@ -143,7 +143,7 @@ void CudaStream::follow_current() {
   if (is_capturing()) {
     return;
   }
-  const cudaStream_t stream = current();
+  const cudaStream_t stream = current_stream();
   if (stream != main_ && !is_known(stream)) {
     add(MarkedStream::take(stream));
   }
@@ -154,12 +154,12 @@ void CudaStream::follow_current() {
 
 void CudaStream::end_op() noexcept {
   if (!is_capturing()) {
-    legacy_.after_op(current());
+    legacy_.after_op(current_stream());
   }
 }
 
 void CudaStream::give_out() {
-  if (!is_capturing() && legacy_.give_out(current())) {
+  if (!is_capturing() && legacy_.give_out(current_stream())) {
     add_legacy();
   }
 }
@@ -191,7 +191,7 @@ cudaStream_t CudaStream::open() {
 }
 
 bool CudaStream::is_on_part() const {
-  const cudaStream_t stream = current();
+  const cudaStream_t stream = current_stream();
   std::lock_guard lock(mutex_);
   return std::any_of(members_.begin(), members_.end(), [&](const Member& member) {
     return member.stream->is_ours && member.stream->handle == stream && member.stream->kind.part != kind_.part;
@@ -276,14 +276,20 @@ DeviceStream::Marker CudaStream::passed() const {
 }
 
 bool CudaStream::has_work() const {
+  return has_work_beside(reinterpret_cast<std::uintptr_t>(no_stream()));
+}
+
+bool CudaStream::has_work_beside(std::uintptr_t waiting) const {
   const c10::cuda::CUDAGuard guard(kind_.device);           // the legacy stream is that of the current device
   const auto is_lasting = [](const MarkedStream& stream) {  // nobody else destroys it
     return stream.is_ours || stream.handle == LegacyStream::kHandle;
   };
   std::lock_guard lock(mutex_);
   return capturing_ ||  // a query would invalidate the capture
-         std::any_of(members_.begin(), members_.end(),
-                     [&](const Member& each) { return is_lasting(*each.stream) && !is_done(each.stream->handle); });
+         std::any_of(members_.begin(), members_.end(), [&](const Member& each) {
+           const cudaStream_t handle = each.stream->handle;
+           return reinterpret_cast<std::uintptr_t>(handle) != waiting && is_lasting(*each.stream) && !is_done(handle);
+         });
 }
 
 void CudaStream::check() const {

@@ -89,6 +89,8 @@ class CudaStream final : public DeviceStream {
   Marker record_marker() override;
   Marker passed() const override;
   bool has_work() const override;
+  std::uintptr_t current() const override { return reinterpret_cast<std::uintptr_t>(current_stream()); }
+  bool has_work_beside(std::uintptr_t waiting) const override;
   void check() const override;
   std::unique_ptr<ThreadScope> use() override;
   std::uintptr_t handle() const override { return reinterpret_cast<std::uintptr_t>(main_); }
@@ -111,7 +113,7 @@ class CudaStream final : public DeviceStream {
   };
   static constexpr std::size_t kKnown = 64;
 
-  cudaStream_t current() const;
+  cudaStream_t current_stream() const;
   /// Returns its handle.
   cudaStream_t add(std::unique_ptr<MarkedStream> stream);
   bool is_known(cudaStream_t stream) const;

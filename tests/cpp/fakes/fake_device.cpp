@@ -42,6 +42,11 @@ void FakeStream::launch(std::chrono::nanoseconds work) {
   free_at_ = std::max(free_at_, clock_.now()) + work;
 }
 
+void FakeStream::launch_beside(std::chrono::nanoseconds work) {
+  std::lock_guard lock(mutex_);
+  other_free_at_ = std::max(other_free_at_, clock_.now()) + work;
+}
+
 void FakeStream::set_capturing(bool capturing) {
   std::lock_guard lock(mutex_);
   capturing_ = capturing;
@@ -88,6 +93,11 @@ bool FakeStream::has_work() const {
   std::lock_guard lock(mutex_);
   throw_if_failed();
   return capturing_ || free_at_ > clock_.now();
+}
+
+bool FakeStream::has_work_beside(std::uintptr_t /*waiting*/) const {
+  std::lock_guard lock(mutex_);
+  return other_free_at_ > clock_.now();
 }
 
 std::optional<std::chrono::nanoseconds> FakeStream::between(Stamp from, Stamp to) {

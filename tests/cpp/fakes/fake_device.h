@@ -32,6 +32,8 @@ class FakeStream final : public DeviceStream {
 
   /// Launches work of that duration after everything launched before.
   void launch(std::chrono::nanoseconds work);
+  /// The same on another stream of the job.
+  void launch_beside(std::chrono::nanoseconds work);
   void set_capturing(bool capturing);
   std::size_t markers_recorded() const;
   /// The device fails: it reaches no further marker, and calls throw "the device failed".
@@ -40,6 +42,7 @@ class FakeStream final : public DeviceStream {
   Marker record_marker() override { return append(markers_); }
   Marker passed() const override;
   bool has_work() const override;
+  bool has_work_beside(std::uintptr_t waiting) const override;
   void check() const override;
   std::unique_ptr<ThreadScope> use() override { return nullptr; }
   void follow_current() override {}
@@ -58,6 +61,7 @@ class FakeStream final : public DeviceStream {
   Clock& clock_;
   mutable std::mutex mutex_;  // guards every field below
   std::chrono::nanoseconds free_at_{0};
+  std::chrono::nanoseconds other_free_at_{0};
   bool capturing_ = false;
   std::optional<std::chrono::nanoseconds> failed_at_;
   std::vector<std::chrono::nanoseconds> markers_;  // when the device reaches each
