@@ -23,6 +23,14 @@ std::shared_ptr<Device> make_cuda_device([[maybe_unused]] int index) {
 #endif
 }
 
+std::shared_ptr<Device> make_default_cuda_device() {
+#ifdef TORCHSHARE_WITH_CUDA
+  return make_cuda_device(default_cuda_device());
+#else
+  return make_cuda_device(0);
+#endif
+}
+
 }  // namespace
 
 #ifndef TORCHSHARE_WITH_CUDA
@@ -37,7 +45,7 @@ std::shared_ptr<Device> make_device(std::string_view name) {
     return std::make_shared<CpuDevice>();
   }
   if (name == "auto" || name == kCuda) {
-    return make_cuda_device(0);
+    return make_default_cuda_device();
   }
   int index = 0;
   if (name.size() > kCuda.size() + 1 && name.starts_with(kCuda) && name[kCuda.size()] == ':') {

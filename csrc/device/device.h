@@ -145,8 +145,8 @@ class Device {
   virtual Clock& clock() = 0;
   /// True if work is launched by the CPU and runs later, on streams.
   virtual bool is_asynchronous() const { return false; }
-  /// The type of device whose memory is counted.
-  virtual c10::DeviceType memory_type() const { return c10::DeviceType::CPU; }
+  /// The device whose memory is counted.
+  virtual c10::Device memory() const { return c10::DeviceType::CPU; }
   /// Bytes that jobs could still allocate; empty if the device does not limit them itself.
   virtual std::optional<std::int64_t> free_memory() const { return std::nullopt; }
   /// Starts counting memory of this device that has an owner.

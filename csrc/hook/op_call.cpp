@@ -65,6 +65,7 @@ void OwnerCheck::read(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) {
     return;
   }
+  mine_.check_device(tensor.device(), op_);
   const auto other = mine_.other_owner(tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks());
   TORCH_CHECK_VALUE(other == nullptr, "job '", mine_.budget()->job(), "': ", op_, " was given a tensor of job '",
                     other->job(),

@@ -103,7 +103,7 @@ class TextReader {
   std::string text_;
 };
 
-/// Throws a ValueError for tensors that another job owns.
+/// Throws a ValueError for tensors that another job owns or that are on another GPU.
 class OwnerCheck {
  public:
   OwnerCheck(const MemoryOwner& mine, const char* op) : mine_(mine), op_(op) {}

@@ -127,7 +127,7 @@ Ledger& ledger_of(const MemoryOwner& owner) {
 
 }  // namespace
 
-MemoryOwner::MemoryOwner(std::shared_ptr<MemoryBudget> budget, c10::DeviceType device, Options options)
+MemoryOwner::MemoryOwner(std::shared_ptr<MemoryBudget> budget, c10::Device device, Options options)
     : budget_(std::move(budget)), device_(device), deleter_(kAllDeleters[0]), options_(options) {
   static const int once = pthread_atfork(&lock_ledgers, &unlock_ledgers, &forget_owner_after_fork);
   (void)once;
@@ -174,9 +174,15 @@ void MemoryOwner::trim() const {
   ledger.cache.trim(0);
 }
 
+void MemoryOwner::refuse_device(c10::Device used, std::string_view what) const {
+  TORCH_CHECK_VALUE(false, "job '", budget_->job(), "': ", what, " would use ", used, ", and its runtime is on ",
+                    device_, "; a job uses one GPU: give Runtime(device='", used,
+                    "'), or hide the other GPUs with CUDA_VISIBLE_DEVICES. A model on several needs a rank on each");
+}
+
 std::shared_ptr<MemoryBudget> MemoryOwner::other_owner(const c10::DataPtr& data) const {
   const c10::DeleterFnPtr deleter = data.get_deleter();
-  if (deleter == deleter_ || data.device().type() != device_) {
+  if (deleter == deleter_ || data.device().type() != device_.type()) {
     return nullptr;
   }
   const std::size_t index = index_of(deleter);
@@ -219,7 +225,7 @@ void cache_memory_of_process(bool enabled) {
 }
 
 const MemoryOwner* memory_owner(c10::DeviceType device) {
-  if (thread_owner != nullptr && thread_owner->device() == device) {
+  if (thread_owner != nullptr && thread_owner->device().type() == device) {
     return thread_owner.get();
   }
   return device == c10::DeviceType::CPU ? process_owner.load(std::memory_order_relaxed) : nullptr;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string_view>
 
 #include "memory/memory_budget.h"
 #include "memory/system_memory.h"
@@ -31,15 +32,23 @@ class MemoryOwner {
     bool shared = false;  ///< not identified by its deleter
   };
 
-  MemoryOwner(std::shared_ptr<MemoryBudget> budget, c10::DeviceType device, Options options);
-  MemoryOwner(std::shared_ptr<MemoryBudget> budget, c10::DeviceType device)
+  /// `device`: without an index, all devices of that type.
+  MemoryOwner(std::shared_ptr<MemoryBudget> budget, c10::Device device, Options options);
+  MemoryOwner(std::shared_ptr<MemoryBudget> budget, c10::Device device)
       : MemoryOwner(std::move(budget), device, Options()) {}
   ~MemoryOwner();
   MemoryOwner(const MemoryOwner&) = delete;  // its deleter is its own
   MemoryOwner& operator=(const MemoryOwner&) = delete;
 
   const std::shared_ptr<MemoryBudget>& budget() const { return budget_; }
-  c10::DeviceType device() const { return device_; }
+  c10::Device device() const { return device_; }
+  /// Throws a ValueError for a device of that type which is not the owner's: the owner has no stream, generator or gate
+  /// there. `what`: what would use it.
+  void check_device(c10::Device used, std::string_view what) const {
+    if (used != device_ && used.type() == device_.type() && device_.has_index()) [[unlikely]] {
+      refuse_device(used, what);
+    }
+  }
   c10::DeleterFnPtr deleter() const { return deleter_; }
   bool meters() const { return options_.meters; }
   bool caches() const { return options_.caches; }
@@ -53,9 +62,10 @@ class MemoryOwner {
  private:
   /// Takes the first free ledger that has at most that many blocks of former owners.
   bool take_ledger(std::size_t most_blocks);
+  [[noreturn]] void refuse_device(c10::Device used, std::string_view what) const;
 
   const std::shared_ptr<MemoryBudget> budget_;
-  const c10::DeviceType device_;
+  const c10::Device device_;
   c10::DeleterFnPtr deleter_ = nullptr;
   Options options_;
 };

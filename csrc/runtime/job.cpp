@@ -49,7 +49,7 @@ JobSpec checked(JobSpec spec, const RuntimeState& runtime) {
     throw std::invalid_argument(
         fmt::format("job '{}': memory_budget must be at least 1 byte, got {}", spec.name, *spec.memory_budget));
   }
-  if (spec.sms && (*spec.sms < 1 || device.memory_type() != c10::DeviceType::CUDA)) {
+  if (spec.sms && (*spec.sms < 1 || !device.memory().is_cuda())) {
     throw std::invalid_argument(fmt::format("job '{}': sms must be at least 1 and needs a GPU, got {} on device '{}'",
                                             spec.name, *spec.sms, device.name()));
   }

@@ -108,14 +108,14 @@ MemoryOwner::Options RuntimeJob::memory_options() const {
   const Device& device = *runtime_->device;
   return {
       .meters = spec_.meter_memory || spec_.memory_budget || device.is_asynchronous(),
-      .caches = spec_.cache_memory && device.memory_type() == c10::DeviceType::CPU,
+      .caches = spec_.cache_memory && device.memory().is_cpu(),
   };
 }
 
 /// Only jobs that run own memory: there are few owners, and jobs may wait in a long queue.
 void RuntimeJob::own_memory() {
   if (const MemoryOwner::Options options = memory_options(); options.meters || options.caches) {
-    memory_ = std::make_shared<MemoryOwner>(budget_, runtime_->device->memory_type(), options);
+    memory_ = std::make_shared<MemoryOwner>(budget_, runtime_->device->memory(), options);
     if (!memory_->is_identified()) {
       TORCH_WARN("job '", spec_.name,
                  "': so many jobs run that its memory is not cached, and that its tensors are "

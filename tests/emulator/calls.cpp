@@ -154,7 +154,7 @@ using namespace emulator;
 API int emulator_launch(void* stream, const char* name, void (*run)(void*), void* data, void (*destroy)(void*),
                         const EmulatorAccess* accesses, size_t count) {
   const std::shared_ptr<void> held(data, destroy);
-  return stream_call("cudaLaunchKernel", static_cast<cudaStream_t>(stream), [&](const auto& to) {
+  return launch_call(static_cast<cudaStream_t>(stream), [&](const auto& to) {
     Work work{.name = name, .duration = Settings::get().kernel, .takes_slot = true};
     for (const EmulatorAccess& access : std::span(accesses, count)) {
       const auto begin = reinterpret_cast<std::uintptr_t>(access.begin);
@@ -166,7 +166,7 @@ API int emulator_launch(void* stream, const char* name, void (*run)(void*), void
 }
 
 API int emulator_launch_hollow(void* stream, const char* name) {
-  return stream_call("cudaLaunchKernel", static_cast<cudaStream_t>(stream), [&](const auto& to) {
+  return launch_call(static_cast<cudaStream_t>(stream), [&](const auto& to) {
     {
       std::lock_guard lock(calls().mutex);
       calls().hollow.emplace_back(name);

@@ -19,6 +19,9 @@ cudaError_t enter(const char* call);
 cudaError_t enter_without_device(const char* call);
 /// Remembers the error for cudaGetLastError, and prints it if EMULATOR_TRACE is set.
 cudaError_t leave(const char* call, cudaError_t error);
+inline bool is_device(int device) {
+  return device >= 0 && device < Settings::get().devices;
+}
 /// The calling thread's last error.
 cudaError_t& last_error();
 
@@ -43,6 +46,15 @@ cudaError_t stream_call(const char* name, cudaStream_t handle, const Body& body)
   return call(name, [&] {
     const std::shared_ptr<Stream> stream = Stream::of(handle);
     return stream ? body(stream) : cudaErrorInvalidResourceHandle;
+  });
+}
+
+/// A launch: "a kernel launch will fail if it is issued to a stream that is not associated to the current device" (CUDA
+/// C++ Programming Guide, "Stream and Event Behavior").
+template <class Body>
+cudaError_t launch_call(cudaStream_t handle, const Body& body) {
+  return stream_call("cudaLaunchKernel", handle, [&](const std::shared_ptr<Stream>& stream) {
+    return stream->device() == current_device() ? body(stream) : cudaErrorInvalidResourceHandle;
   });
 }
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <random>
+#include <vector>
 
 namespace emulator {
 namespace {
@@ -18,6 +19,7 @@ std::atomic<int> fatal_error{0};
 
 const Settings& Settings::get() {
   static const Settings settings{
+      .devices = static_cast<int>(variable("EMULATOR_DEVICES", 2)),
       .slots = static_cast<int>(variable("EMULATOR_SLOTS", 4)),
       .kernel = std::chrono::microseconds(variable("EMULATOR_KERNEL_US", 0)),
       .jitter = std::chrono::microseconds(variable("EMULATOR_JITTER_US", 0)),
@@ -28,9 +30,14 @@ const Settings& Settings::get() {
   return settings;
 }
 
-Slots& Slots::get() {
-  static Slots* const slots = new Slots;  // streams outlive static objects
-  return *slots;
+int& current_device() {
+  static thread_local int device = 0;
+  return device;
+}
+
+Slots& Slots::of(int device) {
+  static auto* const slots = new std::vector<Slots>(static_cast<std::size_t>(Settings::get().devices));  // for good
+  return slots->at(static_cast<std::size_t>(device));
 }
 
 Slots::Claim Slots::claim(int priority) {

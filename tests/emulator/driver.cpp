@@ -19,12 +19,24 @@ using namespace emulator;
 
 namespace {
 
-CUcontext the_context() {
-  static int context;
-  return reinterpret_cast<CUcontext>(&context);
+/// The primary context of a device is its number and one.
+CUcontext context_of(int device) {
+  return reinterpret_cast<CUcontext>(static_cast<std::intptr_t>(device) + 1);
 }
 
+int device_of(CUcontext context) {
+  return static_cast<int>(reinterpret_cast<std::intptr_t>(context)) - 1;
+}
+
+thread_local std::vector<int> pushed;  // devices that were current
+
 using Resources = std::vector<CUdevResource>;
+
+/// What a handle of a green context points to.
+struct GreenContext {
+  int device;
+  Resources resources;
+};
 
 /// A resource's first multiprocessor, in the part of it that only the driver reads.
 unsigned first_of(const CUdevResource& resource) {
@@ -59,7 +71,7 @@ API CUresult cuGetErrorString(CUresult error, const char** text) {
 API CUresult cuDeviceGet(CUdevice* device, int ordinal) {
   return driver_call(__func__, [&] {
     *device = ordinal;
-    return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+    return is_device(ordinal) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
   });
 }
 
@@ -73,25 +85,32 @@ API CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) 
   return CUDA_SUCCESS;
 }
 
-API CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
-  *context = the_context();
+API CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  *context = context_of(device);
   return CUDA_SUCCESS;
 }
 
 API CUresult cuCtxGetCurrent(CUcontext* context) {
-  *context = the_context();
+  *context = context_of(current_device());
   return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxSetCurrent(CUcontext) {
+API CUresult cuCtxSetCurrent(CUcontext context) {
+  current_device() = context != nullptr ? device_of(context) : 0;
   return CUDA_SUCCESS;
 }
-API CUresult cuCtxPushCurrent(CUcontext) {
-  return CUDA_SUCCESS;
+
+API CUresult cuCtxPushCurrent(CUcontext context) {
+  pushed.push_back(current_device());
+  return cuCtxSetCurrent(context);
 }
 
 API CUresult cuCtxPopCurrent(CUcontext* context) {
-  *context = the_context();
+  *context = context_of(current_device());
+  if (!pushed.empty()) {
+    current_device() = pushed.back();
+    pushed.pop_back();
+  }
   return CUDA_SUCCESS;
 }
 
@@ -172,18 +191,19 @@ API CUresult cuDevResourceGenerateDesc(CUdevResourceDesc* description, CUdevReso
   });
 }
 
-API CUresult cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc description, CUdevice, unsigned flags) {
+API CUresult cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc description, CUdevice device, unsigned flags) {
   return driver_call(__func__, [&] {
     if (flags != CU_GREEN_CTX_DEFAULT_STREAM) {  // "flags must be set"
       return CUDA_ERROR_INVALID_VALUE;
     }
-    *context = reinterpret_cast<CUgreenCtx>(description);
+    const std::unique_ptr<Resources> resources(reinterpret_cast<Resources*>(description));
+    *context = reinterpret_cast<CUgreenCtx>(new GreenContext{device, *resources});
     return CUDA_SUCCESS;
   });
 }
 
 API CUresult cuGreenCtxDestroy(CUgreenCtx context) {
-  delete reinterpret_cast<Resources*>(context);
+  delete reinterpret_cast<GreenContext*>(context);
   return CUDA_SUCCESS;
 }
 
@@ -192,9 +212,10 @@ API CUresult cuGreenCtxStreamCreate(CUstream* stream, CUgreenCtx context, unsign
     if ((flags & CU_STREAM_NON_BLOCKING) == 0) {  // "CU_STREAM_NON_BLOCKING: This must be specified"
       return CUDA_ERROR_INVALID_VALUE;
     }
-    *stream = Stream::create(priority, cudaStreamNonBlocking)->handle();
+    const GreenContext& green = *reinterpret_cast<GreenContext*>(context);
+    *stream = Stream::create(green.device, priority, cudaStreamNonBlocking)->handle();
     const std::lock_guard lock(partitions.mutex);
-    partitions.of[*stream] = *reinterpret_cast<Resources*>(context);
+    partitions.of[*stream] = green.resources;
     return CUDA_SUCCESS;
   });
 }

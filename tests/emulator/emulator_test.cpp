@@ -386,4 +386,47 @@ TEST_F(EmulatorTest, TheDriverKnowsWhatItsVersionHas) {
   EXPECT_EQ(found, cudaDriverEntryPointSymbolNotFound);
 }
 
+TEST_F(EmulatorTest, EachDeviceHasItsOwnStreamsEventsAndMemory) {
+  int devices = 0;
+  ASSERT_EQ(cudaGetDeviceCount(&devices), cudaSuccess);
+  ASSERT_EQ(devices, 2);
+  EXPECT_EQ(cudaSetDevice(2), cudaErrorInvalidDevice);
+  std::size_t free_before = 0;
+  std::size_t free_after = 0;
+  std::size_t total = 0;
+  void* other = nullptr;
+  ASSERT_EQ(cudaMemGetInfo(&free_before, &total), cudaSuccess);
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  ASSERT_EQ(cudaMalloc(&other, 4096), cudaSuccess);
+  EXPECT_EQ(launch(first, "on the first device's stream", {}), cudaErrorInvalidResourceHandle);
+  cudaEvent_t others = nullptr;
+  ASSERT_EQ(cudaEventCreate(&others), cudaSuccess);
+  EXPECT_EQ(cudaEventRecord(others, first), cudaErrorInvalidResourceHandle);
+  ASSERT_EQ(cudaEventRecord(others, nullptr), cudaSuccess);
+  std::binary_semaphore may_end(0);
+  ASSERT_EQ(launch(nullptr, "on the second's legacy stream", {{other, 4096, 1}}, [&] { may_end.acquire(); }),
+            cudaSuccess);
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  ASSERT_EQ(cudaMemGetInfo(&free_after, &total), cudaSuccess);
+  EXPECT_EQ(free_after, free_before);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess) << "does not wait for the other device";
+  EXPECT_EQ(cudaStreamWaitEvent(first, others, 0), cudaSuccess);
+  may_end.release();
+  ASSERT_EQ(cudaFree(other), cudaSuccess);
+  ASSERT_EQ(cudaEventDestroy(others), cudaSuccess);
+}
+
+TEST_F(EmulatorTest, AKernelThatTouchesAnotherDevicesMemoryLosesTheDevice) {
+  void* other = nullptr;
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  ASSERT_EQ(cudaMalloc(&other, 4096), cudaSuccess);
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  ASSERT_EQ(cudaMemcpyAsync(memory, other, 4096, cudaMemcpyDefault, first), cudaSuccess) << "the driver copies";
+  ASSERT_EQ(cudaStreamSynchronize(first), cudaSuccess);
+  ASSERT_EQ(launch(first, "reads it", {{other, 4096, 0}}), cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(first), cudaErrorIllegalAddress);
+  emulator_restore();
+  ASSERT_EQ(cudaFree(other), cudaSuccess);
+}
+
 }  // namespace

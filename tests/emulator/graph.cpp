@@ -56,7 +56,7 @@ std::vector<std::vector<bool>> Graph::order() const {
 }
 
 cudaError_t Capture::begin(const std::shared_ptr<Stream>& stream, cudaStreamCaptureMode mode) {
-  if (stream == Stream::legacy()) {
+  if (stream->is_legacy()) {
     return cudaErrorStreamCaptureUnsupported;
   }
   std::lock_guard lock(mutex);
@@ -229,9 +229,9 @@ cudaError_t launch_graph(const std::shared_ptr<const Graph>& graph, const std::s
   for (const Graph::Node& node : graph->nodes) {
     launch.accesses.insert(launch.accesses.end(), node.work.accesses.begin(), node.work.accesses.end());
   }
-  launch.run = [graph, priority = stream->priority()] {
+  launch.run = [graph, device = stream->device(), priority = stream->priority()] {
     for (const Graph::Node& node : graph->nodes) {
-      execute(node.work, priority, std::nullopt, [] {});
+      execute(node.work, device, priority, std::nullopt, [] {});
     }
   };
   return submit(stream, std::move(launch));

@@ -52,6 +52,7 @@ struct Capture {
 };
 
 struct Event {
+  int device = 0;
   unsigned flags = 0;
   std::shared_ptr<Completion> recorded = nullptr;  ///< null: never, or in a capture
   std::shared_ptr<Capture> captured = nullptr;     ///< in which it was last recorded

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "device.h"
 #include "race_check.h"
@@ -16,13 +17,15 @@ constexpr std::size_t kPage = 4096;
 struct Block {
   std::uintptr_t end;
   cudaMemoryType type;
+  int device;
 };
 
 struct Blocks {
   std::mutex mutex;  // guards every field below
   std::map<std::uintptr_t, Block> by_begin;
-  std::size_t used = 0;
+  std::vector<std::size_t> used = std::vector<std::size_t>(static_cast<std::size_t>(Settings::get().devices));
 
+  std::size_t& used_on(int device) { return used.at(static_cast<std::size_t>(device)); }
   /// With `mutex` held: the block that contains the address, or the end.
   std::map<std::uintptr_t, Block>::iterator find(std::uintptr_t address) {
     auto after = by_begin.upper_bound(address);
@@ -52,7 +55,9 @@ bool take_out(const void* block) {
       return false;
     }
     end = found->second.end;
-    blocks().used -= found->second.type == cudaMemoryTypeDevice ? end - address(block) : 0;
+    if (found->second.type == cudaMemoryTypeDevice) {
+      blocks().used_on(found->second.device) -= end - address(block);
+    }
     blocks().by_begin.erase(found);
   }
   std::lock_guard order(RaceCheck::get().mutex);
@@ -70,7 +75,8 @@ cudaError_t allocate(void** block, std::size_t bytes, cudaMemoryType type) {
   const std::size_t size = (bytes + kPage - 1) / kPage * kPage;
   std::lock_guard lock(blocks().mutex);
   const bool on_device = type == cudaMemoryTypeDevice;
-  if (on_device && size > Settings::get().memory - blocks().used) {
+  std::size_t& used = blocks().used_on(current_device());
+  if (on_device && size > Settings::get().memory - used) {
     return cudaErrorMemoryAllocation;
   }
   *block = std::aligned_alloc(kPage, size);
@@ -78,8 +84,8 @@ cudaError_t allocate(void** block, std::size_t bytes, cudaMemoryType type) {
     return cudaErrorMemoryAllocation;
   }
   std::memset(*block, 0xff, size);
-  blocks().by_begin[address(*block)] = {address(*block) + size, type};
-  blocks().used += on_device ? size : 0;
+  blocks().by_begin[address(*block)] = {address(*block) + size, type, current_device()};
+  used += on_device ? size : 0;
   return cudaSuccess;
 }
 
@@ -99,7 +105,8 @@ cudaError_t add(void* block, std::size_t bytes) {
   if (bytes == 0 || block == nullptr) {
     return cudaErrorInvalidValue;
   }
-  const bool added = blocks().by_begin.try_emplace(address(block), address(block) + bytes, cudaMemoryTypeHost).second;
+  const Block added_block{address(block) + bytes, cudaMemoryTypeHost, current_device()};
+  const bool added = blocks().by_begin.try_emplace(address(block), added_block).second;
   return added ? cudaSuccess : cudaErrorHostMemoryAlreadyRegistered;
 }
 
@@ -119,9 +126,22 @@ bool contains(std::uintptr_t begin, std::uintptr_t end) {
   return found != blocks().by_begin.end() && end <= found->second.end;
 }
 
-std::size_t used() {
+bool is_reachable(std::uintptr_t address, int device) {
   std::lock_guard lock(blocks().mutex);
-  return blocks().used;
+  const auto found = blocks().find(address);
+  return found == blocks().by_begin.end() || found->second.type != cudaMemoryTypeDevice ||
+         found->second.device == device;
+}
+
+int device_of(const void* pointer) {
+  std::lock_guard lock(blocks().mutex);
+  const auto found = blocks().find(address(pointer));
+  return found == blocks().by_begin.end() ? 0 : found->second.device;
+}
+
+std::size_t used(int device) {
+  std::lock_guard lock(blocks().mutex);
+  return blocks().used_on(device);
 }
 
 }  // namespace emulator::memory

@@ -9,7 +9,7 @@ using namespace emulator;
 
 API cudaError_t cudaGetDeviceCount(int* count) {
   const cudaError_t error = enter_without_device(__func__);
-  *count = error == cudaSuccess ? 1 : 0;
+  *count = error == cudaSuccess ? Settings::get().devices : 0;
   if (error == cudaSuccess) {
     load_numerics();
   }
@@ -17,21 +17,29 @@ API cudaError_t cudaGetDeviceCount(int* count) {
 }
 
 API cudaError_t cudaSetDevice(int device) {
-  return call(__func__, [&] { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; });
+  return call(__func__, [&] {
+    if (!is_device(device)) {
+      return cudaErrorInvalidDevice;
+    }
+    current_device() = device;
+    return cudaSuccess;
+  });
 }
 
 API cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = current_device();
   return leave(__func__, enter_without_device(__func__));
 }
 
 API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (device != 0) {
+  if (!is_device(device)) {
     return leave(__func__, cudaErrorInvalidDevice);
   }
   std::memset(properties, 0, sizeof *properties);
   std::strcpy(properties->name, "Emulated CUDA device");
   std::strcpy(properties->uuid.bytes, "emulated device");
+  properties->uuid.bytes[15] = static_cast<char>(device);
+  properties->pciBusID = device + 1;
   properties->totalGlobalMem = Settings::get().memory;
   properties->sharedMemPerBlock = 49152;
   properties->sharedMemPerBlockOptin = 232448;
@@ -99,8 +107,8 @@ API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int
   return cudaSuccess;
 }
 
-API cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int) {
-  std::snprintf(text, static_cast<std::size_t>(size), "0000:01:00.0");
+API cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
+  std::snprintf(text, static_cast<std::size_t>(size), "0000:%02x:00.0", device + 1);
   return cudaSuccess;
 }
 
@@ -135,9 +143,7 @@ API cudaError_t cudaRuntimeGetVersion(int* version) {
 
 API cudaError_t cudaDeviceSynchronize() {
   return unsafe_call(__func__, [] {
-    for (const auto& stream : Stream::all()) {
-      stream->synchronize();
-    }
+    synchronize_device(current_device());
     return static_cast<cudaError_t>(lost_by());
   });
 }

@@ -46,7 +46,7 @@ void* memory_of(const void* symbol) {
 
 /// torch.cuda._sleep's kernel waits for a number of cycles, of which this device has two in a nanosecond.
 cudaError_t spin(std::int64_t cycles, cudaStream_t handle) {
-  return stream_call("cudaLaunchKernel", handle, [&](const auto& stream) {
+  return launch_call(handle, [&](const auto& stream) {
     return submit(stream, {.name = "spin_kernel", .duration = std::chrono::nanoseconds(cycles / 2)});
   });
 }

@@ -19,9 +19,7 @@ cudaError_t free_block(void* block) {
   if (block == nullptr) {
     return cudaSuccess;
   }
-  for (const auto& stream : Stream::all()) {
-    stream->synchronize();
-  }
+  synchronize_device(memory::device_of(block));
   return memory::release(block);
 }
 
@@ -128,7 +126,7 @@ API cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
 API cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   return call(__func__, [&] {
     *total = Settings::get().memory;
-    *free = *total - memory::used();
+    *free = *total - memory::used(current_device());
     return cudaSuccess;
   });
 }
@@ -137,6 +135,7 @@ API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, cons
   return call(__func__, [&] {
     std::memset(attributes, 0, sizeof *attributes);
     attributes->type = memory::type_of(pointer);
+    attributes->device = memory::device_of(pointer);
     if (attributes->type != cudaMemoryTypeUnregistered) {
       attributes->devicePointer = const_cast<void*>(pointer);
     }
@@ -167,7 +166,8 @@ API cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* fr
 API cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
   return unsafe_call(__func__, [&] {
     const cudaError_t error = use_legacy_stream();
-    return error != cudaSuccess ? error : copy(to, bytes, from, bytes, bytes, 1, Stream::legacy(), true);
+    return error != cudaSuccess ? error
+                                : copy(to, bytes, from, bytes, bytes, 1, Stream::legacy(current_device()), true);
   });
 }
 
@@ -178,6 +178,6 @@ API cudaError_t cudaMemsetAsync(void* block, int value, std::size_t bytes, cudaS
 API cudaError_t cudaMemset(void* block, int value, std::size_t bytes) {
   return unsafe_call(__func__, [&] {
     const cudaError_t error = use_legacy_stream();
-    return error != cudaSuccess ? error : set(block, value, bytes, Stream::legacy());
+    return error != cudaSuccess ? error : set(block, value, bytes, Stream::legacy(current_device()));
   });
 }

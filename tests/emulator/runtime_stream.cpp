@@ -27,7 +27,7 @@ cudaError_t create_stream(cudaStream_t* stream, unsigned flags, int priority) {
   if ((flags & ~static_cast<unsigned>(cudaStreamNonBlocking)) != 0) {
     return cudaErrorInvalidValue;
   }
-  *stream = Stream::create(priority, flags)->handle();
+  *stream = Stream::create(current_device(), priority, flags)->handle();
   return cudaSuccess;
 }
 
@@ -63,7 +63,7 @@ API cudaError_t cudaStreamCreate(cudaStream_t* stream) {
 
 API cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   return stream_call(__func__, handle, [](const auto& stream) {
-    if (stream == Stream::legacy()) {
+    if (stream->is_legacy()) {
       return cudaErrorInvalidResourceHandle;
     }
     stream->destroy();
@@ -125,14 +125,14 @@ API cudaError_t cudaStreamAddCallback(cudaStream_t handle, cudaStreamCallback_t 
 
 API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   return call(__func__, [&] {
-    *event = reinterpret_cast<cudaEvent_t>(new Event{.flags = flags});
+    *event = reinterpret_cast<cudaEvent_t>(new Event{.device = current_device(), .flags = flags});
     return cudaSuccess;
   });
 }
 
 API cudaError_t cudaEventCreate(cudaEvent_t* event) {
   return call(__func__, [&] {
-    *event = reinterpret_cast<cudaEvent_t>(new Event);
+    *event = reinterpret_cast<cudaEvent_t>(new Event{.device = current_device()});
     return cudaSuccess;
   });
 }
@@ -144,15 +144,27 @@ API cudaError_t cudaEventDestroy(cudaEvent_t event) {
   });
 }
 
+namespace {
+
+/// "cudaErrorInvalidResourceHandle: event and stream must be on the same device."
+cudaError_t record(const char* name, cudaEvent_t event, cudaStream_t handle) {
+  return stream_call(name, handle, [&](const auto& stream) {
+    return event_of(event).device == stream->device() ? record_event(event_of(event), stream)
+                                                      : cudaErrorInvalidResourceHandle;
+  });
+}
+
+}  // namespace
+
 API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle, unsigned flags) {
   if ((flags & cudaEventRecordExternal) != 0) {
     abort_unsupported("cudaEventRecordWithFlags with cudaEventRecordExternal");
   }
-  return stream_call(__func__, handle, [&](const auto& stream) { return record_event(event_of(event), stream); });
+  return record(__func__, event, handle);
 }
 
 API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
-  return stream_call(__func__, handle, [&](const auto& stream) { return record_event(event_of(event), stream); });
+  return record(__func__, event, handle);
 }
 
 namespace {
@@ -203,7 +215,7 @@ API cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to
       if (const auto error = completion_of(event_of(event), completion); error != cudaSuccess) {
         return error;
       }
-      if (!*completion) {
+      if (!*completion || event_of(from).device != event_of(to).device) {
         return cudaErrorInvalidResourceHandle;
       }
       if (!(*completion)->done()) {
@@ -240,7 +252,7 @@ API cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
 
 API cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
   return stream_call(__func__, handle, [&](const auto& stream) {
-    if (stream == Stream::legacy()) {
+    if (stream->is_legacy()) {
       if (const auto error = use_legacy_stream(); error != cudaSuccess) {
         return error;
       }

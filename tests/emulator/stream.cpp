@@ -21,10 +21,11 @@ Registry& registry() {
   return *all;
 }
 
-/// Whether all memory that the kernel touches is allocated.
-bool can_access(const Work& work) {
-  return std::all_of(work.accesses.begin(), work.accesses.end(),
-                     [](const Access& access) { return memory::contains(access.begin, access.end); });
+/// Whether all memory that the kernel touches is the device's or pinned.
+bool can_access(const Work& work, int device) {
+  return std::all_of(work.accesses.begin(), work.accesses.end(), [&](const Access& access) {
+    return memory::contains(access.begin, access.end) && memory::is_reachable(access.begin, device);
+  });
 }
 
 }  // namespace
@@ -51,7 +52,8 @@ std::chrono::steady_clock::time_point Completion::at() const {
   return at_;
 }
 
-void execute(const Work& work, int priority, std::optional<Slots::Claim> claim, const std::function<void()>& next) {
+void execute(const Work& work, int device, int priority, std::optional<Slots::Claim> claim,
+             const std::function<void()>& next) {
   if (work.awaits) {
     work.awaits->wait();
   }
@@ -59,9 +61,9 @@ void execute(const Work& work, int priority, std::optional<Slots::Claim> claim, 
     std::this_thread::sleep_for(std::chrono::nanoseconds(random_number(static_cast<std::uint64_t>(jitter.count()))));
   }
   if (work.takes_slot) {
-    Slots::get().take(claim ? *claim : Slots::get().claim(priority));
+    Slots::of(device).take(claim ? *claim : Slots::of(device).claim(priority));
   }
-  if (work.takes_slot && !can_access(work)) {
+  if (work.takes_slot && !can_access(work, device)) {
     lose_device(cudaErrorIllegalAddress);
   }
   if (lost_by() == 0) {
@@ -75,28 +77,35 @@ void execute(const Work& work, int priority, std::optional<Slots::Claim> claim, 
   }
   next();
   if (work.takes_slot) {
-    Slots::get().release();
+    Slots::of(device).release();
   }
   if (work.completes) {
     work.completes->complete();
   }
 }
 
-std::shared_ptr<Stream> Stream::create(int priority, unsigned flags) {
-  const std::shared_ptr<Stream> stream(new Stream(std::clamp(priority, kHighestPriority, kLowestPriority), flags));
+std::shared_ptr<Stream> Stream::create(int device, int priority, unsigned flags) {
+  const int clamped = std::clamp(priority, kHighestPriority, kLowestPriority);
+  const std::shared_ptr<Stream> stream(new Stream(device, clamped, flags));
   std::lock_guard lock(registry().mutex);
   registry().streams.push_back(stream);
   return stream;
 }
 
-std::shared_ptr<Stream> Stream::legacy() {
-  static auto* const stream = new std::shared_ptr<Stream>(create(0, cudaStreamDefault));
-  return *stream;
+std::shared_ptr<Stream> Stream::legacy(int device) {
+  static auto* const streams = [] {
+    auto* const all = new std::vector<std::shared_ptr<Stream>>;
+    for (int each = 0; each < Settings::get().devices; ++each) {
+      all->push_back(create(each, 0, cudaStreamDefault));
+    }
+    return all;
+  }();
+  return streams->at(static_cast<std::size_t>(device));
 }
 
 std::shared_ptr<Stream> Stream::of(cudaStream_t handle) {
   if (handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread) {
-    return legacy();
+    return legacy(current_device());
   }
   std::lock_guard lock(registry().mutex);
   const auto& streams = registry().streams;
@@ -105,9 +114,18 @@ std::shared_ptr<Stream> Stream::of(cudaStream_t handle) {
   return found == streams.end() ? nullptr : *found;
 }
 
-std::vector<std::shared_ptr<Stream>> Stream::all() {
+std::vector<std::shared_ptr<Stream>> Stream::all(int device) {
   std::lock_guard lock(registry().mutex);
-  return registry().streams;
+  std::vector<std::shared_ptr<Stream>> found;
+  std::copy_if(registry().streams.begin(), registry().streams.end(), std::back_inserter(found),
+               [&](const auto& stream) { return stream->device() == device; });
+  return found;
+}
+
+void synchronize_device(int device) {
+  for (const auto& stream : Stream::all(device)) {
+    stream->synchronize();
+  }
 }
 
 void Stream::destroy() {
@@ -121,7 +139,7 @@ void Stream::destroy() {
 }
 
 void Stream::await_implicitly() {
-  const auto others = this == legacy().get() ? all() : std::vector{legacy()};
+  const auto others = is_legacy() ? all(device_) : std::vector{legacy(device_)};
   for (const auto& other : others) {
     if (other.get() != this && other->blocking() && !other->idle()) {
       const auto tail = std::make_shared<Completion>();
@@ -184,10 +202,10 @@ void Stream::work() {
       queue_.pop_front();
       changed_.notify_all();  // the queue has room
       lock.unlock();
-      execute(current, priority_, std::exchange(claim, std::nullopt), [&] {
+      execute(current, device_, priority_, std::exchange(claim, std::nullopt), [&] {
         std::lock_guard again(mutex_);
         if (!queue_.empty() && queue_.front().takes_slot) {
-          claim = Slots::get().claim(priority_);
+          claim = Slots::of(device_).claim(priority_);
         }
       });
     }  // lets go of what the work holds before it counts as ended

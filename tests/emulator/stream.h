@@ -50,14 +50,16 @@ struct Capture;
 /// A stream: a queue and the thread that runs it in order. Any thread.
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
-  static std::shared_ptr<Stream> create(int priority, unsigned flags);
+  static std::shared_ptr<Stream> create(int device, int priority, unsigned flags);
   /// The stream of a handle; null for one that was destroyed or never was. Null, cudaStreamLegacy and
-  /// cudaStreamPerThread are the legacy default stream.
+  /// cudaStreamPerThread are the current device's legacy default stream.
   static std::shared_ptr<Stream> of(cudaStream_t handle);
-  static std::shared_ptr<Stream> legacy();
-  static std::vector<std::shared_ptr<Stream>> all();
+  static std::shared_ptr<Stream> legacy(int device);
+  static std::vector<std::shared_ptr<Stream>> all(int device);
 
   cudaStream_t handle() { return reinterpret_cast<cudaStream_t>(this); }
+  int device() const { return device_; }
+  bool is_legacy() { return this == legacy(device_).get(); }
   int priority() const { return priority_; }
   unsigned flags() const { return flags_; }
   bool blocking() const { return (flags_ & cudaStreamNonBlocking) == 0; }
@@ -75,12 +77,13 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::shared_ptr<Capture> capture;  ///< guarded by Capture's mutex
 
  private:
-  Stream(int priority, unsigned flags) : priority_(priority), flags_(flags) {}
+  Stream(int device, int priority, unsigned flags) : device_(device), priority_(priority), flags_(flags) {}
   void push(Work work);
   void work();
   bool idle() const;
   void await_implicitly();
 
+  const int device_;
   const int priority_;
   const unsigned flags_;
   VectorClock clock_;                  // guarded by RaceCheck's mutex
@@ -94,8 +97,12 @@ class Stream : public std::enable_shared_from_this<Stream> {
   bool destroyed_ = false;
 };
 
-/// Runs one piece of work on the calling thread. `claim`: its place in the line for a slot, if it has one. Returns
-/// after `next` was called and the slot was released; `next` may claim a slot for what follows.
-void execute(const Work& work, int priority, std::optional<Slots::Claim> claim, const std::function<void()>& next);
+/// Waits for all that was enqueued before on the device's streams.
+void synchronize_device(int device);
+
+/// Runs one piece of work of a device on the calling thread. `claim`: its place in the line for a slot, if it has one.
+/// Returns after `next` was called and the slot was released; `next` may claim a slot for what follows.
+void execute(const Work& work, int device, int priority, std::optional<Slots::Claim> claim,
+             const std::function<void()>& next);
 
 }  // namespace emulator

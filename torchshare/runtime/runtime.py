@@ -47,8 +47,10 @@ class Runtime:
     def __init__(self, device: str = "auto", **options: Unpack[RuntimeOptions]) -> None:
         """
         Args:
-            device: "cuda" or "cuda:1" for a GPU, "cpu", or "auto": the first GPU, else the CPU. On a GPU, every job
-                gets its own CUDA stream, with the priority of its level, as its current stream.
+            device: "cuda:1" for a GPU; "cuda" for the current one, as torch has it (the first, unless the program has
+                called `torch.cuda.set_device`, or a launcher such as torchrun has set LOCAL_RANK); "cpu"; or "auto":
+                as "cuda" where there is a GPU, else the CPU. On a GPU, every job gets its own CUDA stream, with the
+                priority of its level, as its current stream. Its jobs use no other GPU.
             {options}
 
         Raises:

@@ -10,6 +10,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <stdexcept>
 #include <utility>
 
@@ -55,7 +56,8 @@ class CudaPart final : public DevicePart {
 class CudaScope final : public DeviceScope {
  public:
   CudaScope(c10::DeviceIndex device, const DeviceRequest& request)
-      : part_(request.sms ? SmPart::take(device, *request.sms) : nullptr),
+      : device_(device),
+        part_(request.sms ? SmPart::take(device, *request.sms) : nullptr),
         stream_(std::make_shared<CudaStream>(StreamKind{device, cuda_priority(request.priority), part_.get()},
                                              request.job)),
         generator_(make_generator(device, request.seed)),
@@ -80,6 +82,7 @@ class CudaScope final : public DeviceScope {
   }
 
  private:
+  const c10::cuda::CUDAGuard device_;
   const SmPart::Held part_;
   const std::shared_ptr<CudaStream> stream_;
   const at::Generator generator_;
@@ -88,6 +91,13 @@ class CudaScope final : public DeviceScope {
 };
 
 }  // namespace
+
+int default_cuda_device() {
+  const int current = c10::cuda::device_count() > 0 ? c10::cuda::current_device() : 0;
+  const char* const rank = std::getenv("LOCAL_RANK");
+  const int local = rank != nullptr ? std::atoi(rank) : 0;
+  return current == 0 && local > 0 && local < c10::cuda::device_count() ? local : current;
+}
 
 CudaDevice::CudaDevice(int index) : index_(index), name_(fmt::format("cuda:{}", index)) {
   const int devices = c10::cuda::device_count();
@@ -141,9 +151,7 @@ std::shared_ptr<DeviceEvent> CudaDevice::record_event() {
 
 std::unique_ptr<DeviceScope> CudaDevice::enter(const DeviceRequest& request) {
   check();
-  const auto index = static_cast<c10::DeviceIndex>(index_);
-  const c10::cuda::CUDAGuard guard(index);
-  return std::make_unique<CudaScope>(index, request);
+  return std::make_unique<CudaScope>(static_cast<c10::DeviceIndex>(index_), request);
 }
 
 }  // namespace torchshare

@@ -123,7 +123,11 @@ class CudaMemory final : public TorchsAllocator {
 
  private:
   static const MemoryOwner* owner_of(std::size_t bytes) {
-    return bytes > 0 ? memory_owner(c10::DeviceType::CUDA) : nullptr;
+    const MemoryOwner* const owner = bytes > 0 ? memory_owner(c10::DeviceType::CUDA) : nullptr;
+    if (owner != nullptr) {
+      owner->check_device({c10::DeviceType::CUDA, c10::cuda::current_device()}, "a new tensor");
+    }
+    return owner;
   }
   template <class Allocate>
   void* raw(std::size_t bytes, Allocate allocate) {

@@ -309,6 +309,7 @@ DeviceStream::Stamp CudaStream::stamp() {
   }
   const std::size_t index = ++last_stamp_ % kStamps;
   while (events_.size() <= index) {
+    const c10::cuda::CUDAGuard guard(kind_.device);  // the job's thread may have another one current
     cudaEvent_t event = nullptr;
     C10_CUDA_CHECK(cudaEventCreate(&event));
     events_.push_back(event);

@@ -5,6 +5,7 @@
 #include <ATen/cuda/EmptyTensor.h>
 #include <ATen/ops/_resize_output_native.h>
 #include <ATen/ops/copy_native.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
@@ -67,17 +68,25 @@ bool has_mask(const c10::IValue* arguments, size_t count) {
   return found && !is_masked_fill(arguments, count);
 }
 
-void check_devices(const Operator& op, const c10::IValue* arguments) {
+/// The device of all tensors, which the op's kernel makes current; empty if it has none.
+std::optional<c10::Device> device_of(const Operator& op, const c10::IValue* arguments) {
+  std::optional<c10::Device> found;
   for (size_t i = 0; i < op.arguments.size(); ++i) {
     if (op.arguments[i].may_be_on_host) {
       continue;
     }
     for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
-      TORCH_CHECK(!tensor.defined() || tensor.is_cuda() || tensor.dim() == 0,
-                  "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and ",
+      if (!tensor.defined() || (!tensor.is_cuda() && tensor.dim() == 0)) {
+        return;
+      }
+      const c10::Device first = found.value_or(tensor.is_cuda() ? tensor.device() : c10::Device(c10::kCUDA, 0));
+      TORCH_CHECK(tensor.device() == first,
+                  "Expected all tensors to be on the same device, but found at least two devices, ", first, " and ",
                   tensor.device(), "! (when checking argument ", i, " of ", op.name, ")");
+      found = first;
     });
   }
+  return found;
 }
 
 /// As TensorIterator does; the CPU's kernel cannot, for its arguments seem to have memory of their own.
@@ -115,7 +124,7 @@ void replace(torch::jit::Stack& stack, size_t arguments, torch::jit::Stack resul
 void BoxedKernel::launch(torch::jit::Stack& stack) {
   const size_t count = op_.arguments.size();
   const c10::IValue* arguments = stack.data() + stack.size() - count;
-  check_devices(op_, arguments);
+  const c10::OptionalDeviceGuard guard(device_of(op_, arguments));
   if (op_.elementwise) {
     check_overlap(op_, arguments);
   }
