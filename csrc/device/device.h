@@ -39,6 +39,8 @@ class DeviceStream {
   /// True while the device has work to do on one of the streams that it has made for the job, whoever launched it, and
   /// during a capture. Calls the driver.
   virtual bool has_work() const = 0;
+  /// True if the device has certainly done all that was launched on any of the job's streams. Calls the driver.
+  virtual bool has_finished() const { return !has_work(); }
   /// The calling thread's current stream, as the device knows it; 0 if it has no streams.
   virtual std::uintptr_t current() const { return 0; }
   /// As `has_work`, of the streams other than that one, which waits.

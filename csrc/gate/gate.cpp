@@ -240,6 +240,7 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
     std::shared_ptr<DeviceStream> stream;
     std::uint64_t activity;
     std::optional<DeviceWait> wait;
+    bool may_mark;  // the last marker is long ago
   };
   std::vector<Due> due;
   if (!policy_->watches_others()) {
@@ -252,14 +253,15 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
     if (member.stream != nullptr && policy_->concerns(standing(slot), standing(*member.slot)) && !inside &&
         (work == Work::kHidden ? wait || member.seems_done(activity)
                                : !wait && !member.has_marker(activity) && has_settled(member, activity))) {
-      due.push_back({member.slot, member.stream, activity, wait});
+      due.push_back({member.slot, member.stream, activity, wait, clock_.now() - member.marked_at >= kBetweenMarkers});
     }
   }
   if (due.empty()) {
     return false;
   }
   lock.unlock();
-  std::map<DeviceStream*, std::optional<DeviceStream::Marker>> markers;  // the threads of a job have one stream
+  // The threads of a job have one stream. 0: it is done.
+  std::map<DeviceStream*, std::optional<DeviceStream::Marker>> markers;
   bool ask_again = false;
   for (const Due& put : due) {
     if (put.wait) {
@@ -267,8 +269,16 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
       continue;
     }
     const auto [marker, is_first] = markers.try_emplace(put.stream.get());
-    if (is_first && (work == Work::kOps || put.stream->has_work())) {
-      marker->second = put.stream->record_marker();
+    if (!is_first) {
+      continue;
+    }
+    if (work == Work::kOps && put.stream->has_finished()) {
+      marker->second = 0;
+    } else if (work == Work::kOps || put.stream->has_work()) {
+      ask_again = true;
+      if (put.may_mark) {
+        marker->second = put.stream->record_marker();
+      }
     }
   }
   lock.lock();
@@ -282,6 +292,7 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
       if (marker) {
         member.marker = *marker;
         member.marker_activity = put.activity;
+        member.marked_at = *marker != 0 ? clock_.now() : member.marked_at;
       }
     }
   }

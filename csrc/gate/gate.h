@@ -25,7 +25,8 @@ namespace torchshare {
 /// Finding out costs that job no time on the host: the waiting job records a marker on that stream, once per state of
 /// the job's counter, and then reads how far the stream has come. A marker covers all work launched before it, so it is
 /// valid for the counter as read before it was recorded. Each is work for the GPU, so none is recorded while the job
-/// launches op after op: only once it has begun no op for `kSettled`, has announced a gap, or waits for input.
+/// launches op after op: only once it has begun no op for `kSettled`, has announced a gap, or waits for input; none if
+/// the driver says that the stream is done; and at most one in `kBetweenMarkers`.
 /// Kernels that are not ops (Triton's, those of an extension) do not change the counter, so before a job is admitted
 /// beside a stream that seems to be done, the driver is asked whether it is. Both calls of the driver are made without
 /// the gate's lock. A job whose stream waits for other ranks is idle; see Note [Waits on the device]. A device that has
@@ -35,6 +36,7 @@ namespace torchshare {
 class Gate {
  public:
   static constexpr std::chrono::nanoseconds kSettled = std::chrono::microseconds(50);
+  static constexpr std::chrono::nanoseconds kBetweenMarkers = std::chrono::microseconds(200);
 
   Gate(std::unique_ptr<GatePolicy> policy, Clock& clock);
   Gate(const Gate&) = delete;  // memberships refer to it
@@ -109,12 +111,13 @@ class Gate {
     std::uint64_t number;  // in the order in which jobs were added
     AdmissionRecord record;
     std::shared_ptr<DeviceStream> stream{};
-    DeviceStream::Marker marker = 0;      // covers all work up to `marker_activity`
-    std::uint64_t marker_activity = 0;    // Slot::activity, read before recording
+    DeviceStream::Marker marker = 0;  // covers all work up to `marker_activity`; 0: the device had done it
+    std::optional<std::uint64_t> marker_activity{};  // Slot::activity, read before recording
+    std::chrono::nanoseconds marked_at{-kBetweenMarkers};
     std::uint64_t seen_activity = 0;      // Slot::activity, at a job's last look for whether a marker is due
     std::chrono::nanoseconds seen_at{0};  // when it was first seen
 
-    bool has_marker(std::uint64_t activity) const { return marker != 0 && marker_activity == activity; }
+    bool has_marker(std::uint64_t activity) const { return marker_activity == activity; }
     bool seems_done(std::uint64_t activity) const { return has_marker(activity) && stream->passed() >= marker; }
   };
 

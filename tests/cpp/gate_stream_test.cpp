@@ -200,6 +200,28 @@ TEST_F(GateStreamTest, OnlyTheWaitingJobRecordsMarkersAndOneForEachState) {
   EXPECT_EQ(secondary_stream_->markers_recorded(), 0U);
 }
 
+TEST_F(GateStreamTest, AStreamThatIsDoneNeedsNoMarker) {
+  primary_launches(10us);
+  secondary_looks();
+  clock_.advance(kStreamGrace);
+  EXPECT_TRUE(gate_.try_enter(secondary_));
+  EXPECT_EQ(primary_stream_->markers_recorded(), 0U);
+}
+
+TEST_F(GateStreamTest, AMarkerIsRecordedOnceIn200Microseconds) {
+  constexpr auto kPause = Gate::kSettled + 10us;
+  constexpr int kOps = 1000;
+  for (int i = 0; i < kOps; ++i) {
+    primary_launches(1ms);
+    secondary_looks();
+    clock_.advance(10us);
+    EXPECT_FALSE(gate_.try_enter(secondary_));
+  }
+  const auto most = static_cast<std::size_t>(kOps * kPause / Gate::kBetweenMarkers) + 1;
+  EXPECT_LE(primary_stream_->markers_recorded(), most);
+  EXPECT_GE(primary_stream_->markers_recorded(), most / 2) << "and not less often than is allowed";
+}
+
 TEST_F(GateStreamTest, AJobThatLaunchesOpAfterOpGetsNoMarkers) {
   for (int i = 0; i < 1000; ++i) {
     primary_launches(1us);
@@ -334,6 +356,7 @@ TEST_F(GateStreamTest, AJobThatThePaceHoldsRecordsNoMarker) {
     }
   }
   EXPECT_EQ(primary_stream_->markers_recorded(), 0U);
+  primary_launches(500ms);
   while (waiter.wait_for(1ms) != std::future_status::ready) {
     clock_.advance(kStreamGrace);
   }

@@ -37,6 +37,11 @@ std::unique_ptr<MarkedStream> take_kept(IsOne is_one) {
   return stream;
 }
 
+/// False for a stream that whoever owns it may have destroyed: the driver must not be asked about it.
+bool is_lasting(const MarkedStream& stream) {
+  return stream.is_ours || stream.handle == LegacyStream::kHandle;
+}
+
 /// A handle that no stream has.
 cudaStream_t no_stream() {
   return reinterpret_cast<cudaStream_t>(~std::uintptr_t{0});
@@ -213,7 +218,7 @@ cudaStream_t CudaStream::open_on(const SmPart& part) {
 }
 
 void CudaStream::set_capturing(bool capturing) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(driver_);
   capturing_ = capturing;
 }
 
@@ -230,37 +235,57 @@ void CudaStream::abandon_capture() {
   set_capturing(false);
 }
 
-DeviceStream::Marker CudaStream::record_marker() {
+std::vector<MarkedStream*> CudaStream::streams() const {
+  std::vector<MarkedStream*> found;
   std::lock_guard lock(mutex_);
+  for (const Member& member : members_) {
+    found.push_back(member.stream.get());
+  }
+  return found;
+}
+
+DeviceStream::Marker CudaStream::record_marker() {
+  std::lock_guard order(driver_);
   if (capturing_) {
     return 0;
   }
   const c10::cuda::CUDAGuard guard(kind_.device);  // the legacy stream is that of the current device
-  ++latest_;
-  record_on_each();
-  return latest_;
+  std::vector<MarkedStream*> marked;
+  Marker number = 0;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Member& member : members_) {
+      ++member.stream->marked;
+      marked.push_back(member.stream.get());
+    }
+    number = ++latest_;
+  }
+  for (MarkedStream* const stream : marked) {
+    record_on(*stream);
+  }
+  return number;
 }
 
-void CudaStream::record_on_each() {
-  for (std::size_t i = members_.size(); i-- > 0;) {
-    MarkedStream& stream = *members_[i].stream;
-    try {
-      stream.markers->record(++stream.marked);
-    } catch (const std::exception&) {
-      (void)is_done(main_);  // throws if the device has failed
-      if (stream.is_ours) {
-        throw;
-      }
-      drop(i);
+void CudaStream::record_on(MarkedStream& stream) {
+  try {
+    stream.markers->record(stream.marked);
+  } catch (const std::exception&) {
+    (void)is_done(main_);  // throws if the device has failed
+    if (stream.is_ours) {
+      throw;
     }
+    drop(stream);
   }
 }
 
-void CudaStream::drop(std::size_t member) {
-  MarkedStream* const stream = members_[member].stream.release();  // the device may still write markers
-  members_.erase(members_.begin() + static_cast<std::ptrdiff_t>(member));
+void CudaStream::drop(const MarkedStream& stream) {
+  std::lock_guard lock(mutex_);
+  const auto found =
+      std::find_if(members_.begin(), members_.end(), [&](const Member& each) { return each.stream.get() == &stream; });
+  (void)found->stream.release();  // the device may still write markers
+  members_.erase(found);
   for (auto& known : known_) {  // another stream may get the handle
-    if (known.load() == stream->handle) {
+    if (known.load() == stream.handle) {
       known.store(no_stream());
     }
   }
@@ -280,20 +305,31 @@ bool CudaStream::has_work() const {
 }
 
 bool CudaStream::has_work_beside(std::uintptr_t waiting) const {
-  const c10::cuda::CUDAGuard guard(kind_.device);           // the legacy stream is that of the current device
-  const auto is_lasting = [](const MarkedStream& stream) {  // nobody else destroys it
-    return stream.is_ours || stream.handle == LegacyStream::kHandle;
-  };
-  std::lock_guard lock(mutex_);
-  return capturing_ ||  // a query would invalidate the capture
-         std::any_of(members_.begin(), members_.end(), [&](const Member& each) {
-           const cudaStream_t handle = each.stream->handle;
-           return reinterpret_cast<std::uintptr_t>(handle) != waiting && is_lasting(*each.stream) && !is_done(handle);
-         });
+  const c10::cuda::CUDAGuard guard(kind_.device);  // the legacy stream is that of the current device
+  std::lock_guard lock(driver_);
+  if (capturing_) {  // a query would invalidate the capture
+    return true;
+  }
+  const auto all = streams();
+  return std::any_of(all.begin(), all.end(), [&](const MarkedStream* each) {
+    const bool waits = reinterpret_cast<std::uintptr_t>(each->handle) == waiting;
+    return !waits && is_lasting(*each) && !is_done(each->handle);
+  });
+}
+
+bool CudaStream::has_finished() const {
+  const c10::cuda::CUDAGuard guard(kind_.device);  // the legacy stream is that of the current device
+  std::lock_guard lock(driver_);
+  if (capturing_) {
+    return false;
+  }
+  const auto all = streams();
+  return std::all_of(all.begin(), all.end(),
+                     [](const MarkedStream* each) { return is_lasting(*each) && is_done(each->handle); });
 }
 
 void CudaStream::check() const {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(driver_);
   if (!capturing_) {  // a query would invalidate the capture
     (void)is_done(main_);
   }
@@ -345,14 +381,7 @@ void CudaStream::synchronize() {
     add_legacy();
   }
   const c10::cuda::CUDAGuard guard(kind_.device);  // the legacy stream is that of the current device
-  std::vector<const MarkedStream*> streams;
-  {
-    std::lock_guard lock(mutex_);
-    for (const Member& member : members_) {
-      streams.push_back(member.stream.get());
-    }
-  }
-  for (const MarkedStream* const stream : streams) {
+  for (const MarkedStream* const stream : streams()) {
     const cudaError_t result = cudaStreamSynchronize(stream->handle);
     if (result != cudaSuccess && !stream->is_ours) {
       (void)cudaGetLastError();

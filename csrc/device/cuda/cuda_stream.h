@@ -89,6 +89,7 @@ class CudaStream final : public DeviceStream {
   Marker record_marker() override;
   Marker passed() const override;
   bool has_work() const override;
+  bool has_finished() const override;
   std::uintptr_t current() const override { return reinterpret_cast<std::uintptr_t>(current_stream()); }
   bool has_work_beside(std::uintptr_t waiting) const override;
   void check() const override;
@@ -118,13 +119,18 @@ class CudaStream final : public DeviceStream {
   cudaStream_t add(std::unique_ptr<MarkedStream> stream);
   bool is_known(cudaStream_t stream) const;
   void add_legacy();
-  void record_on_each();
-  /// Forgets a stream that whoever owns it has destroyed. Under the lock.
-  void drop(std::size_t member);
+  void record_on(MarkedStream& stream);
+  /// Forgets a stream that whoever owns it has destroyed. Under `driver_`.
+  void drop(const MarkedStream& stream);
+  /// Those that are dropped meanwhile stay in memory.
+  std::vector<MarkedStream*> streams() const;
 
-  mutable std::mutex mutex_;  // guards members_, latest_ and the order of markers; and changes of capturing_
+  // Held by other jobs while they call the driver, which may block. The job itself takes it to capture a graph and to
+  // wait for other ranks. Guards the order of markers, changes of capturing_, and that no member is dropped.
+  mutable std::mutex driver_;
+  mutable std::mutex mutex_;  // guards members_ and latest_; taken after `driver_`, never around a call of the driver
   std::vector<Member> members_;
-  // The handles of the first members, to be read without the lock: another job holds it while it calls the driver.
+  // The handles of the first members, to be read without the lock.
   std::array<std::atomic<cudaStream_t>, kKnown> known_{};
   std::atomic<std::size_t> known_count_{0};
   Marker latest_ = 0;
