@@ -117,6 +117,34 @@ def small_device() -> Iterator[int]:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
+FILLED = """
+import threading, torch, torchshare
+both, free = threading.Barrier(2), []
+def fills(_job):
+    both.wait(60)
+    blocks = [torch.empty(2**20, device="cuda", dtype=torch.uint8)]
+    try:
+        while True:
+            blocks.append(torch.empty(16 * 2**20, device="cuda", dtype=torch.uint8))
+    except torchshare.BudgetExceeded:
+        both.wait(60)
+        free.append(torch.cuda.mem_get_info())
+        both.wait(60)
+with torchshare.Runtime(device="cuda") as runtime:
+    for name in "ab":
+        runtime.submit(fills, name=name)
+    runtime.wait(60)
+left, total = free[0]
+print(left >= min(2**30, total // 8), left < total // 2)
+"""
+
+
+def test_jobs_leave_memory_for_modules_that_the_driver_loads_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, jobs that took all of their shares left none, and the next kernel that was new failed."""
+    monkeypatch.setenv("EMULATOR_MEMORY_MIB", "1024")
+    assert python(FILLED).stdout == "True True\n"
+
+
 @pytest.mark.parametrize("budget", [None, 2**40])
 def test_a_full_device_fails_the_job_that_fills_it(small_device: int, budget: int | None) -> None:
     """At its share of the device, or, with a larger budget, where torch has no more."""

@@ -23,6 +23,9 @@
 namespace torchshare {
 namespace {
 
+/// Stays free for what the driver loads later: modules of kernels, and the state of cuDNN and cuBLAS.
+constexpr std::int64_t kForModules = std::int64_t{1} << 30;
+
 /// The primary gets the GPU's most urgent priority, each lower level the next one, as far as there are any.
 int cuda_priority(Priority priority) {
   int lowest = 0;
@@ -128,8 +131,9 @@ std::optional<std::int64_t> CudaDevice::free_memory() const {
     constexpr std::size_t kAll = 0;
     const std::int64_t reserved = stats.reserved_bytes[kAll].current;
     const auto allowed = static_cast<std::int64_t>(allocator::getMemoryFraction(index) * static_cast<double>(total));
-    return std::min(static_cast<std::int64_t>(free), std::max<std::int64_t>(0, allowed - reserved)) + reserved -
-           stats.allocated_bytes[kAll].current;
+    const std::int64_t for_modules = std::min(kForModules, static_cast<std::int64_t>(total) / 8);
+    const std::int64_t unreserved = std::min(static_cast<std::int64_t>(free) - for_modules, allowed - reserved);
+    return std::max<std::int64_t>(0, unreserved) + reserved - stats.allocated_bytes[kAll].current;
   } catch (const std::exception&) {  // the device is lost
     return std::nullopt;
   }
