@@ -1,30 +1,41 @@
-"""How much of the time that a primary waits in collectives a secondary can use, and what the primary loses. Two ranks,
-each on a core of its own; the last one is slow: it sleeps in each step of the primary, so the first one waits for it.
-The waiting time is the primary's when it runs alone. Of it, a secondary uses its rate beside the primary, divided by
-its own rate alone.
+"""How much of the time that a primary waits for its other ranks a secondary can use, and what the primary loses.
+
+Two ranks on gloo, each on a core of its own. The primary is
+
+- `ddp`, whose last rank sleeps in each step, so that the first waits for it in the all-reduce;
+- `gpipe` or `1f1b`, a pipeline of two stages of equal work, with torch's schedules. With p stages and m micro-batches,
+  each waits (p - 1) / (m + p - 1) of the time (GPipe, arXiv 1811.06965), if messages take none: here 1/5.
+
+The waiting time is the primary's on the first rank when it runs alone. Of it, a secondary uses its rate beside the
+primary, divided by its own rate alone. Modes take turns in each repetition. Writes ranks.json.
 
     torchrun --standalone --nproc-per-node=2 benchmarks/ranks.py --window 5 --repetitions 3
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
 import torchshare
 
 from jobs import conv_net
+from record import interleaved, parser, shown, spread, write
 
 SLOW_S = 0.03
+MICRO_BATCHES = 4
 POLICIES = ("priority", "strict", "best_fit")
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+Step = Callable[[], None]
 
 
 class Window:
@@ -56,20 +67,49 @@ class Measured:
     """Fraction of the time."""
 
 
-def primary(job: torchshare.Job, seconds: float) -> Measured:
-    """All ranks stop at the same step."""
-    dist.init_process_group("gloo")
+def data_parallel() -> Step:
     is_slow = dist.get_rank() == dist.get_world_size() - 1
     model = DistributedDataParallel(nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 8)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    window, x = Window(job, seconds), torch.randn(256, 512)
-    goes_on = torch.ones(1)
-    while goes_on:
+    x = torch.randn(256, 512)
+
+    def step() -> None:
         if is_slow:
             time.sleep(SLOW_S)
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+
+    return step
+
+
+def pipeline(schedule: str) -> Step:
+    rank, stages = dist.get_rank(), dist.get_world_size()
+    stage = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(512, 512), nn.ReLU())))
+    optimizer = torch.optim.SGD(stage.parameters(), lr=0.01)
+    runs = SCHEDULES[schedule](
+        PipelineStage(stage, rank, stages, torch.device("cpu")), MICRO_BATCHES, loss_fn=nn.functional.mse_loss
+    )
+    x = torch.randn(64 * MICRO_BATCHES, 512)
+
+    def step() -> None:
+        if rank == 0:
+            runs.step(x)
+        else:
+            runs.step(target=x)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def primary(job: torchshare.Job, kind: str, seconds: float) -> Measured:
+    """All ranks stop at the same step."""
+    dist.init_process_group("gloo")
+    step = data_parallel() if kind == "ddp" else pipeline(kind)
+    window, goes_on = Window(job, seconds), torch.ones(1)
+    while goes_on:
+        step()
         goes_on.fill_(float(window.step()))
         dist.broadcast(goes_on, 0)
     return window.measured()
@@ -87,43 +127,57 @@ def secondary(job: torchshare.Job, seconds: float) -> Measured:
     return window.measured()
 
 
-def run(seconds: float, policy: str, jobs: str) -> dict[str, Measured]:
+def run(seconds: float, policy: str, kind: str | None, beside: bool) -> dict[str, Measured]:
+    """What the primary, if there is a kind, and the secondary measured."""
     with torchshare.Runtime(device="cpu", policy=policy) as runtime:
-        if "p" in jobs:
-            runtime.submit(lambda job: primary(job, seconds), name="p", priority="primary", threads=1)
-        if "s" in jobs:
-            runtime.submit(lambda job: secondary(job, seconds), name="s", threads=1)
+        if kind is not None:
+            runtime.submit(lambda job: primary(job, kind, seconds), name="primary", priority="primary", threads=1)
+        if beside:
+            runtime.submit(lambda job: secondary(job, seconds), name="secondary", threads=1)
         return {name: result.value for name, result in runtime.wait().items()}
 
 
+def repeat(kind: str, seconds: float) -> dict[str, Any]:
+    """One repetition: the primary alone, the secondary alone, and both under each policy."""
+    alone = run(seconds, "priority", kind, beside=False)["primary"]
+    solo = run(seconds, "priority", None, beside=True)["secondary"]
+    policies = {}
+    for policy in POLICIES:
+        both = run(seconds, policy, kind, beside=True)
+        policies[policy] = {
+            "loss": alone.rate / both["primary"].rate - 1,
+            "used": both["secondary"].rate / solo.rate / alone.waiting,
+        }
+    return {"waiting": alone.waiting, "policies": policies}
+
+
+def summary(repetitions: list[dict[str, Any]]) -> dict[str, Any]:
+    policies = {
+        policy: {
+            figure: spread([each["policies"][policy][figure] for each in repetitions]) for figure in ("loss", "used")
+        }
+        for policy in POLICIES
+    }
+    return {"waiting": spread([each["waiting"] for each in repetitions]), "policies": policies}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--window", type=float, default=5.0)
-    parser.add_argument("--repetitions", type=int, default=3)
-    arguments = parser.parse_args()
+    options = parser(__doc__, repetitions=3, window=5.0)
+    options.add_argument("--kinds", nargs="+", choices=["ddp", *SCHEDULES], default=["ddp", *SCHEDULES])
+    arguments = options.parse_args()
     rank = int(os.environ["RANK"])
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     torch.set_num_threads(1)
-    losses: dict[str, list[float]] = {policy: [] for policy in POLICIES}
-    used: dict[str, list[float]] = {policy: [] for policy in POLICIES}
-    waiting: list[float] = []
-    for _ in range(arguments.repetitions):
-        alone = run(arguments.window, "priority", "p")["p"]
-        solo = run(arguments.window, "priority", "s")["s"]
-        waiting.append(alone.waiting)
-        for policy in POLICIES:
-            both = run(arguments.window, policy, "ps")
-            losses[policy].append(alone.rate / both["p"].rate - 1)
-            used[policy].append(both["s"].rate / solo.rate / alone.waiting)
-    if rank == 0:
-        print(f"the primary alone waits {median(waiting):.0%} of the time")
-    for policy in POLICIES if rank == 0 else ():
-        print(f"{policy}: primary's loss {spread(losses[policy])}, secondary used {spread(used[policy])} of that")
-
-
-def spread(values: list[float]) -> str:
-    return f"{median(values):.1%} ({min(values):.1%} to {max(values):.1%})"
+    raw = interleaved(arguments.kinds, arguments.repetitions, lambda kind: repeat(kind, arguments.window))
+    if rank != 0:
+        return
+    summaries = {kind: summary(repetitions) for kind, repetitions in raw.items()}
+    write("ranks", {"summary": summaries, "repetitions": raw}, arguments.output)
+    for kind, figures in summaries.items():
+        print(f"{kind}: the primary alone waits {shown(figures['waiting'])} of the time")
+        for policy, of_policy in figures["policies"].items():
+            print(f"  {policy:9} primary's loss {shown(of_policy['loss'])}, used of that {shown(of_policy['used'])}")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torchshare.serving.served import serve
     from torchshare.training.batches import Batch
     from torchshare.training.compiled_step import CompiledStep
-    from torchshare.training.plain_loop import accumulate, batches, track
+    from torchshare.training.plain_loop import accumulate, batches, step, track
     from torchshare.training.sub_batch import SubBatch
     from torchshare.version import __version__
 
@@ -63,6 +63,7 @@ __all__ = [
     "profile",
     "requests",
     "serve",
+    "step",
     "track",
 ]
 
@@ -98,6 +99,7 @@ _MODULES = {
     "profile": "profiling.measure",
     "requests": "serving.requests",
     "serve": "serving.served",
+    "step": "training.plain_loop",
     "track": "training.plain_loop",
 }
 

@@ -10,8 +10,11 @@ class StepCounter:
     Of loops over `Job.batches` or `torchshare.batches`: the batches that train, with a backward pass or an optimizer's
     step. Those of a validation are no steps. Of a job that only evaluates, all are.
     Of other loops: the steps of an optimizer. Where a job has several, such as a GAN: those of the first, until another
-    one steps twice in a row.
+    one steps twice in a row. From the first mark on (`torchshare.step`): the marks.
     """
+
+    is_marked = False
+    """Whether the loop marks its steps itself."""
 
     trained = 0
     """Backward passes and steps of optimizers."""

@@ -4,7 +4,8 @@ Note [Steps]
 Each form of a training loop tells this module what it does, and nothing else counts or times it:
 
 - `Job.batches` and `torchshare.batches`: `in_input`, `in_batch`, `in_sub_batch`.
-- Other loops: `in_input` for a DataLoader; a step ends with its optimizer's (`optimizer_stepped`).
+- Other loops: `in_input` for a DataLoader; a step ends with its optimizer's (`optimizer_stepped`), or, from the first
+  mark on, where the loop says so (`marked`).
 - Compiled steps: a batch as above. `Job.fit` runs several that csrc/compiled begins and ends (`in_compiled_steps`).
 
 A step begins when a batch does, outside of others, or when the step before it ends. Sub-batches count with their step:
@@ -102,12 +103,19 @@ def optimizer_stepped(job: JobContext, optimizer: object) -> None:
     counter = job.step_counter
     ends_step = not job.open_loops.batches and (counter.waits() or not job.uses_batches)
     counter.trained += 1
-    if ends_step and counter.counts(optimizer):
-        counter.end_step()
-        if not job.handle.has_sub_batches:
-            job.handle.end_sub_batch()
-        _end_step(job)
-        _begin_sub_batch(job)
+    if ends_step and counter.counts(optimizer) and not counter.is_marked:
+        _end_step_outside(job)
+
+
+def marked(job: JobContext) -> None:
+    """Called where a loop says that a step ends. The first mark ends none behind an optimizer's step, which has."""
+    counter, is_first = job.step_counter, not job.step_counter.is_marked
+    counter.is_marked = True
+    if job.open_loops.batches:
+        counter.trained += 1  # the batch is a step, which ends with it
+    elif not is_first or not job.handle.stats().steps:
+        _end_step_outside(job)
+        _yield(job)
 
 
 @contextlib.contextmanager
@@ -141,6 +149,15 @@ def _begin_sub_batch(job: JobContext) -> None:
     _park_spilled(job)  # only: a job that has caught a cancel in a step may end that step
     job.open_loops.sub_batches += 1
     job.handle.begin_sub_batch()
+
+
+def _end_step_outside(job: JobContext) -> None:
+    """Of batches."""
+    job.step_counter.end_step()
+    if not job.handle.has_sub_batches:
+        job.handle.end_sub_batch()
+    _end_step(job)
+    _begin_sub_batch(job)
 
 
 def _end_step(job: JobContext) -> None:

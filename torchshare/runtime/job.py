@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import torch
 
 from torchshare.checkpoints import states
+from torchshare.context import current, step_loop
 from torchshare.context.checks import check_count
 from torchshare.context.job_context import JobContext
 from torchshare.context.results import ENDED, Periods, Result, Results, Times
@@ -141,6 +143,26 @@ class Job:
             ValueError: for a name that stands for another object already.
         """
         states.track(self.name, self._context.tracked, loader, objects)
+
+    def step(self) -> None:
+        """Marks the end of a step, in a loop that has no batches and no optimizer: a solver, a simulation.
+
+            while residual > tolerance:
+                ...
+                job.step()
+
+        Results, profiles, plans, `start="step:20"`, `start="auto"` and `max_slowdown` count these steps. From the first
+        mark on, steps of optimizers count no more. In the body of a loop over `batches`, the mark makes the batch a
+        step, as a backward pass does. The job may be suspended or cancelled here. Checkpoints are written by `batches`
+        only.
+
+        Raises:
+            RuntimeError: in another thread than the job's own.
+        """
+        if current.job() is not self._context:
+            thread = threading.current_thread().name
+            raise RuntimeError(f"job '{self.name}': step must be called in its own thread, got thread '{thread}'")
+        step_loop.marked(self._context)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs, `range(count)`. A job that resumes begins with the epoch of its checkpoint."""

@@ -1,4 +1,5 @@
-"""For loops that know nothing of jobs: `torchshare.batches`, `torchshare.accumulate` and `torchshare.track`."""
+"""For loops that know nothing of jobs: `torchshare.batches`, `torchshare.accumulate`, `torchshare.track` and
+`torchshare.step`."""
 
 from __future__ import annotations
 
@@ -99,6 +100,13 @@ def track(*, loader: Any = None, **objects: Any) -> None:
     if job is not None:
         original = loader._loader if isinstance(loader, _SplitLoader) else loader
         states.track(job.name, job.tracked, original, objects)
+
+
+def step() -> None:
+    """In a job, the same as `Job.step`; elsewhere, does nothing."""
+    job = current.job()
+    if job is not None:
+        step_loop.marked(job)
 
 
 class _SplitLoader:
