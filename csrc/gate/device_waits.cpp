@@ -9,7 +9,9 @@ void DeviceWaits::begin(DeviceStream& stream, const GapForecast& forecast) {
   if (before == 0) {
     return;  // a graph is being captured
   }
+  const DeviceStream::Marker passed = stream.passed();
   std::lock_guard lock(mutex_);
+  forget_left(passed);  // where no other job looks
   waits_.push_back({.number = ++begun_, .before = before, .stream = stream.current(), .forecast = forecast});
   exist_.store(true, std::memory_order_release);
 }
@@ -35,15 +37,19 @@ void DeviceWaits::end(DeviceStream& stream) noexcept {
   }
 }
 
+void DeviceWaits::forget_left(DeviceStream::Marker passed) const {
+  while (!waits_.empty() && waits_.front().after != 0 && waits_.front().after <= passed) {
+    waits_.pop_front();
+  }
+}
+
 std::optional<DeviceWait> DeviceWaits::current(const DeviceStream& stream) const {
   if (!exist_.load(std::memory_order_acquire)) {
     return std::nullopt;
   }
   const DeviceStream::Marker passed = stream.passed();
   std::lock_guard lock(mutex_);
-  while (!waits_.empty() && waits_.front().after != 0 && waits_.front().after <= passed) {
-    waits_.pop_front();
-  }
+  forget_left(passed);
   if (waits_.empty() || waits_.front().after == 0 || passed < waits_.front().before) {
     return std::nullopt;
   }

@@ -35,10 +35,12 @@ class DeviceWaits {
   std::optional<DeviceWait> current(const DeviceStream& stream) const;
 
  private:
+  void forget_left(DeviceStream::Marker passed) const;
+
   std::atomic<bool> exist_{false};  // spares other jobs the lock
   mutable std::mutex mutex_;        // guards the fields below
   std::uint64_t begun_ = 0;
-  mutable std::deque<DeviceWait> waits_;  // that the device has not left; in order
+  mutable std::deque<DeviceWait> waits_;  // that the device had not left at the last look; in order
 };
 
 }  // namespace torchshare

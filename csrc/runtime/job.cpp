@@ -237,12 +237,17 @@ void RuntimeJob::end_input() {
   times_.end_input(now);
 }
 
+/// Null on a synchronous device, and once the body has ended: Python may end a wait later, with its last reference.
+std::shared_ptr<DeviceStream> RuntimeJob::own_stream() const {
+  return device_ != nullptr ? device_->stream() : nullptr;
+}
+
 void RuntimeJob::begin_wait(std::string_view reason) {
   const auto now = runtime_->now();
   if (!times_.begin_wait(reason, now)) {
     return;
   }
-  if (const auto stream = device_->stream(); stream != nullptr && runtime_->gate.watches_others()) {
+  if (const auto stream = own_stream(); stream != nullptr && runtime_->gate.watches_others()) {
     slot_.waits.begin(*stream, watch_ != nullptr ? watch_->next_gap() : GapForecast{});
   }
   wait_is_inner_ = slot_.idle.load(std::memory_order_relaxed);
@@ -255,7 +260,7 @@ void RuntimeJob::end_wait() {
   if (!times_.end_wait()) {
     return;
   }
-  if (const auto stream = device_->stream()) {
+  if (const auto stream = own_stream()) {
     slot_.waits.end(*stream);
   }
   if (!wait_is_inner_) {

@@ -179,6 +179,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   void record_budget();
   void begin_idle(std::chrono::nanoseconds now);
   void end_idle(std::chrono::nanoseconds now);
+  std::shared_ptr<DeviceStream> own_stream() const;
 
   const std::shared_ptr<RuntimeState> runtime_;
   const JobSpec spec_;

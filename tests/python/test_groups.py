@@ -100,6 +100,18 @@ def collective_waits(runtime: torchshare.Runtime) -> int:
     return sum(kind == "wait" and detail == "collective" for kind, _, _, _, _, detail in runtime.events())
 
 
+def test_a_wait_may_end_with_its_last_reference_after_the_job() -> None:
+    """As where an exception keeps the autograd engine's callbacks."""
+    from torchshare.context import current
+    from torchshare.isolation import collectives
+
+    kept: list[Any] = []
+    with torchshare.Runtime("cpu", policy="strict") as runtime:
+        runtime.submit(lambda job: kept.append(collectives._Wait(current.job())), name="a")  # type: ignore[arg-type]
+        runtime.wait(SOON_S)
+    kept.clear()
+
+
 @pytest.mark.parametrize("hook", [lost, refuses])
 def test_the_gate_is_closed_after_a_backward_of_ddp_that_failed(hook: Any) -> None:
     """Beside a higher job that is between two ops, a lower one may enter only after the grace, which is long here;
