@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import torch
 from conftest import completed, launch, torchshare_command
 
 from torchshare import _C, __version__
+from torchshare.cli import doctor
 
 JOBS = """
 import time, torch
@@ -282,6 +284,24 @@ def test_run_with_best_fit_says_how_the_gaps_were_filled(jobs: Path):
     assert "a: gaps are " in done.stdout
     (gaps,) = json.loads(torchshare_command(*command, "--json", folder=jobs).stdout)["gaps"]
     assert gaps["job"] == "a" and gaps["ops"] > 0
+
+
+def test_doctor_prints_the_plan_of_the_gpus_benchmarks(tmp_path: Path):
+    command = [sys.executable, "-m", "torchshare", "doctor", "--gpu-plan"]
+    script = Path(__file__).parents[2] / "benchmarks" / "gpu" / "run_all.sh"
+    for stages in ([], ["headline-1", "build"]):
+        planned = subprocess.run([script, "--plan", *stages], capture_output=True, text=True, check=True).stdout
+        assert subprocess.check_output([*command, *stages], text=True, cwd=tmp_path) == planned
+        assert "at most" in planned
+
+
+def test_doctor_has_no_plan_without_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor, "_RUN_ALL", tmp_path / "run_all.sh")
+    done = torchshare_command("doctor", "--gpu-plan", folder=tmp_path)
+    assert done.returncode == 2 and done.stderr.splitlines() == [
+        "torchshare: error: --gpu-plan needs a checkout with torchshare installed in place, there is no "
+        f"{tmp_path / 'run_all.sh'}"
+    ]
 
 
 def test_doctor_says_what_a_gpu_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
