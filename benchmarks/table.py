@@ -138,7 +138,7 @@ def gaps(summary: dict[str, Any]) -> str:
 
 
 def fikit(summary: dict[str, Any]) -> str:
-    """A row per pair and way to fill gaps."""
+    """A row per pair and way to share other than the default."""
     shared = {
         "mean_speedup": "high: mean, times faster than default",
         "p99_speedup": "p99, times faster",
@@ -148,12 +148,12 @@ def fikit(summary: dict[str, Any]) -> str:
     }
     rows = [
         [
-            *(pair, mode, *(shown(figures[name]) for name in shared)),
-            *(shown(modes[stage]["cost"]) for stage in ("watched", "timed")),
+            *(pair, mode, *(shown(figures[name]) if name in figures else "-" for name in shared)),
+            *(shown(modes[stage]["cost"]) if stage in modes else "-" for stage in ("watched", "timed")),
         ]
         for pair, modes in summary.items()
         for mode, figures in modes.items()
-        if "mispredicted" in figures
+        if "mean_speedup" in figures and mode != "two processes"
     ]
     return table(["high + low", "mode", *shared.values(), "alone: watched / plain", "timed / plain"], rows)
 

@@ -21,7 +21,8 @@ OURS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **BOUNDED,
 }  # mode: options of the runtime, and of the secondary
 TARGET_PAIR = "shufflenet-512+same"
-MAX_SLOWDOWN, MIN_SHARE, MAX_OVERHEAD = 1.02, 0.20, 0.01  # the targets
+MIN_PRIMARY, MIN_SHARE = 0.98, 0.20  # XSched's target for that pair: rates of the two jobs over those alone
+MAX_OVERHEAD = 0.01
 Figures = dict[str, float]
 Outcome = list[Figures] | dict[str, str]  # of each job; or {"error": text}
 
@@ -40,7 +41,7 @@ def summary(repetitions: list[dict[str, Outcome]]) -> dict[str, Any]:
     for mode in repetitions[0]:
         runs = [(r, rates) for r in repetitions if (rates := relative(r, mode)) is not None]
         if not runs:
-            errors = [o["error"] for r in repetitions for o in (r[mode], r["alone"]) if isinstance(o, dict)]
+            errors = [o["error"] for r in repetitions for o in (r.get(mode), r["alone"]) if isinstance(o, dict)]
             found[mode] = {"error": errors[0]}
             continue
         slowdown = spread([1 / rates[0] for _, rates in runs])
@@ -76,9 +77,9 @@ def targets(summaries: dict[str, dict[str, Any]]) -> list[str]:
         found = []
         for mode, figures in summaries[pair].items():
             if mode in OURS and "error" not in figures:
-                slowdown, share = figures["primary_slowdown"]["median"], figures["secondary_share"]["median"]
-                found.append((max(slowdown - MAX_SLOWDOWN, MIN_SHARE - share), f"{mode} {slowdown:.3f}, {share:.2f}"))
-        lines.append(line(f"primary <= {MAX_SLOWDOWN} while secondary keeps >= {MIN_SHARE:.2f} on {pair}", found))
+                primary, share = 1 / figures["primary_slowdown"]["median"], figures["secondary_share"]["median"]
+                found.append((max(MIN_PRIMARY - primary, MIN_SHARE - share), f"{mode} {primary:.3f}, {share:.2f}"))
+        lines.append(line(f"XSched's target, primary >= {MIN_PRIMARY}, secondary >= {MIN_SHARE:.2f}, on {pair}", found))
     ratios = {mode: medians(mode, "vs_processes") for mode in OURS}
     everywhere = {mode: each[0] for mode, each in ratios.items() if len(each) == len(medians(TWO, "aggregate")) > 0}
     found = [

@@ -14,10 +14,8 @@ import contextlib
 import faulthandler
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import warnings
@@ -36,6 +34,7 @@ import torchshare
 from torchshare.cli.outputs import print_table
 
 from figures import BOUNDED, MPS, OURS, SOLO, TWO, Figures, Outcome, summary, table, targets
+from mps import multi_process_service
 from record import RESULTS, interleaved, write
 from training import StepClock, Training
 
@@ -51,7 +50,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MODES = ["alone", SOLO, "in-turn", TWO, MPS, "threads", *OURS]  # alone is always measured, in-turn never
 LEAD_S, TAIL_S = 1.0, 0.3  # from when both go on together to the window, and from its end
 BOUND_LEAD_S = 8.0  # instead of LEAD_S, until `max_slowdown` has learned what the secondary costs
-MPS_CONTROL = "nvidia-cuda-mps-control"
 
 
 @dataclass(frozen=True)
@@ -121,29 +119,6 @@ def work(kinds: list[str], mode: str, setting: Setting) -> list[Figures]:
     return found
 
 
-@contextlib.contextmanager
-def multi_process_service() -> Iterator[dict[str, str]]:
-    """Runs NVIDIA's MPS meanwhile, in a folder of its own; yields what its clients need in their environment.
-    RuntimeError: why not."""
-    if shutil.which(MPS_CONTROL) is None:
-        raise RuntimeError(f"skipped: there is no {MPS_CONTROL}")
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        own = {f"CUDA_MPS_{what}_DIRECTORY": f"{folder}/{what.lower()}" for what in ("PIPE", "LOG")}
-        environment = {**os.environ, **own}
-        for path in own.values():
-            Path(path).mkdir()
-        said = Path(folder, "said")  # a file, for the daemon keeps what it inherits open
-        try:
-            with said.open("w") as log:
-                done = subprocess.run([MPS_CONTROL, "-d"], env=environment, stdout=log, stderr=log, timeout=20)
-            if done.returncode != 0:
-                raise RuntimeError(f"skipped: {MPS_CONTROL} -d does not start: {said.read_text().strip()}")
-            yield own
-        finally:
-            with said.open("a") as log:
-                subprocess.run([MPS_CONTROL], input=b"quit\n", env=environment, stdout=log, stderr=log, timeout=20)
-
-
 def start(kinds: list[str], mode: str, setting: Setting, stack: contextlib.ExitStack) -> list[Child]:
     """The processes of a mode, one for both jobs or one for each, which load torch and then wait for the environment
     with which they go on; `stack` ends them."""
@@ -168,8 +143,9 @@ def measure(children: list[Child], mode: str, setting: Setting) -> list[Figures]
         return found
 
 
-def repeat(pair: str, modes: list[str], setting: Setting) -> dict[str, Outcome]:
-    """One repetition of a pair: each job alone, then every mode. All processes load torch first, at once."""
+def repeat(pair: str, modes: list[str], setting: Setting) -> Iterator[dict[str, Outcome]]:
+    """One repetition of a pair: each job alone, then every mode. All processes load torch first, at once. Yields what
+    was measured so far, after each mode."""
     kinds = list(PAIRS[pair])
     stack = contextlib.ExitStack()
 
@@ -194,7 +170,10 @@ def repeat(pair: str, modes: list[str], setting: Setting) -> dict[str, Outcome]:
         found = {kind: attempt(children, "alone") for kind, children in alone.items()}
         failed = [outcome for outcome in found.values() if isinstance(outcome, dict)]
         outcomes: dict[str, Outcome] = {"alone": failed[0] if failed else [found[kind][0] for kind in kinds]}
-        return outcomes | {mode: attempt(children, mode) for mode, children in shared.items()}
+        yield outcomes
+        for mode, children in shared.items():
+            outcomes[mode] = attempt(children, mode)
+            yield outcomes
 
 
 def main() -> None:
@@ -221,12 +200,14 @@ def main() -> None:
     summaries: dict[str, dict[str, Any]] = {}
 
     def measure_and_write(name: str) -> None:
-        """After each pair, so that what is cut short leaves what it had."""
+        """After each mode, so that what is cut short leaves what it had."""
         pair, dtype = name.split()
         setting = Setting(dtype, arguments.device, arguments.tiny, arguments.window, arguments.limit)
-        raw.setdefault(name, []).append(repeat(pair, arguments.modes, setting))
-        summaries[name] = summary(raw[name])
-        write("pairs", {"summary": summaries, "repetitions": raw}, arguments.output)
+        earlier = raw.get(name, [])
+        for outcomes in repeat(pair, arguments.modes, setting):
+            raw[name] = [*earlier, outcomes]
+            summaries[name] = summary(raw[name])
+            write("pairs", {"summary": summaries, "repetitions": raw}, arguments.output)
 
     names = [f"{pair} {dtype}" for pair in arguments.pairs for dtype in arguments.dtypes]
     interleaved(names, arguments.repetitions, measure_and_write)
