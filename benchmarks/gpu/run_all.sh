@@ -2,6 +2,7 @@
 # On a GPU machine: builds for its own Python and torch, runs the tests marked gpu, then the benchmarks. Stages can be
 # named, to run some of them: run_all.sh tests pairs. What fails is said at the end, and the rest goes on. JSON, pictures,
 # junit.xml and the stages' logs go to benchmarks/results/gpu; where OUT is set, as results.tgz there after each stage.
+# Where a command may run for 10 minutes, and all of them for 30: run_all.sh first, headline-1, headline-2.
 #
 #   benchmarks/gpu/wheels.sh                      # on a machine with a network: what the GPU machine's Python lacks
 #   benchmarks/gpu/run_all.sh --plan [STAGE...]   # what would run, how long it may take, what is missing; runs nothing
@@ -12,10 +13,21 @@ set -u
 cd "$(dirname "$0")/../.."
 python=${PYTHON3:-python3}
 results=${RESULTS:-$PWD/benchmarks/results/gpu}
-stages="build doctor tests sanitizer release timeline alone pairs profiles fikit"
+stages="build doctor tests sanitizer release timeline alone pairs profiles micro fikit"
 export PYTHONUNBUFFERED=1
 PY=${PY:-build/gpu-venv/bin/python}
 failed=""
+
+# The stages of a group, each of which takes 9 minutes at most; a stage is one of its own.
+group() {
+  case $1 in
+    first) echo build doctor tests sanitizer release ;;
+    headline-1) echo pairs profiles micro ;;
+    headline-2) echo fikit ;;
+    headline) echo pairs profiles micro fikit ;;  # both
+    *) echo "$1" ;;
+  esac
+}
 
 # Beside the packages of the machine's Python, which may be those of a virtual environment itself.
 environment() {
@@ -48,8 +60,8 @@ sanitizer() {
 sizes() {
   if [ -z "${TINY:-}" ]; then
     case $1 in
-      pairs) echo --window 2 --pairs shufflenet-512+same resnet50-4+same ;;
-      fikit) echo --window 1.5 ;;
+      pairs) echo --window 2 --limit 40 --pairs shufflenet-512+same ;;
+      fikit) echo --window 1 --without timed ;;
     esac
     return
   fi
@@ -59,6 +71,7 @@ sizes() {
     alone) echo --tiny --kinds lstm-64 --rounds 2 --window 0.05 ;;
     pairs) echo --tiny --window 0.3 --pairs mobilenet-64+bert-8 ;;
     profiles) echo --tiny --pairs lstm-64+bert-8 --splits 1 --window 0.1 ;;
+    micro) echo --tiny --window 0.2 --repetitions 1 ;;
     fikit) echo --tiny --pairs resnet18+vgg11 --window 1.5 ;;
   esac
 }
@@ -68,16 +81,23 @@ run() {
   case $1 in
     build | tests | sanitizer) "$1" ;;
     doctor) "$PY" -m torchshare doctor ;;
-    release | alone | timeline | profiles) "$PY" "benchmarks/gpu/$1.py" --output "$results" $(sizes "$1") ;;
+    release | alone | timeline | profiles | micro) "$PY" "benchmarks/gpu/$1.py" --output "$results" $(sizes "$1") ;;
     pairs) "$PY" benchmarks/gpu/pairs.py --repetitions 1 --dtypes fp32 --output "$results" $(sizes pairs) ;;
     fikit) "$PY" benchmarks/fikit.py --device cuda --repetitions 1 --output "$results" $(sizes fikit) ;;
     *) echo "there is no stage '$1'" >&2 && return 2 ;;
   esac
 }
 
-# Seconds until a stage is given up: about twice what it took on an H200.
+# Seconds until a stage is given up: up to twice what it took on an H200, or is expected to take.
 limit() {
-  case $1 in fikit) echo 900 ;; pairs) echo 600 ;; build | tests | alone | profiles) echo 180 ;; *) echo 60 ;; esac
+  case $1 in
+    fikit) echo 540 ;;
+    pairs) echo 225 ;;
+    profiles) echo 145 ;;
+    micro) echo 170 ;;
+    build | tests | alone) echo 180 ;;
+    *) echo 60 ;;
+  esac
 }
 
 what() {
@@ -89,8 +109,9 @@ what() {
     release) echo "from the gate's release to the end of the first kernel" ;;
     timeline) echo "a picture of two jobs' kernels" ;;
     alone) echo "what torchshare costs a job that is alone" ;;
-    pairs) echo "two pairs of trainings, in every mode" ;;
-    profiles) echo "profiles of four pairs in sub-batches" ;;
+    pairs) echo "XSched's pair of trainings, in every mode" ;;
+    profiles) echo "profiles of six pairs in 1, 2, 4 and 8 sub-batches" ;;
+    micro) echo "markers, priorities, launches, multiprocessors, empty_cache, first steps" ;;
     fikit) echo "FIKIT's ten pairs of models that answer requests" ;;
     *) echo "there is no such stage" ;;
   esac
@@ -115,7 +136,7 @@ missing() {
   done < benchmarks/gpu/packages.txt
   [ -z "$packages" ] || echo "packages of $python: nothing can run; fetch them with benchmarks/gpu/wheels.sh$packages"
   command -v compute-sanitizer >/dev/null || echo "compute-sanitizer: the stage sanitizer is skipped"
-  command -v nvidia-cuda-mps-control >/dev/null || echo "nvidia-cuda-mps-control: the stage pairs has no mode processes-mps"
+  command -v nvidia-cuda-mps-control >/dev/null || echo "nvidia-cuda-mps-control: the stages pairs and fikit have no mode with MPS"
 }
 
 plan() {
@@ -128,17 +149,15 @@ plan() {
   missing | sed 's/^/missing: /'
 }
 
+only_plan=""
 case ${1:-} in
   --one) run "$2"; exit ;;
-  --plan)
-    shift
-    # shellcheck disable=SC2086 # one word each
-    [ $# -gt 0 ] || set -- $stages
-    plan "$@"
-    exit ;;
+  --plan) shift; only_plan=yes ;;
 esac
-# shellcheck disable=SC2086 # one word each
-[ $# -gt 0 ] || set -- $stages
+[ $# -gt 0 ] || set -- "$stages"
+# shellcheck disable=SC2046 # one word each
+set -- $(for name in $*; do group "$name"; done)
+[ -z "$only_plan" ] || { plan "$@"; exit; }
 mkdir -p "$results"
 environment || { echo "there is no virtual environment; nothing can run" >&2; exit 1; }
 OUT=${OUT:-}

@@ -11,8 +11,8 @@ struct MarkerCost {
   std::chrono::nanoseconds look{0};
 };
 
-/// Means over `count` markers on an empty stream of the current GPU. `kind`: "write", which the gate uses, or "event".
-/// Throws std::invalid_argument for invalid arguments or without a GPU.
+/// Means over `count` markers on the current stream, which may have work. `kind`: "write", which the gate uses, or
+/// "event". Throws std::invalid_argument for invalid arguments or without a GPU.
 MarkerCost measure_marker_cost(std::string_view kind, int count);
 
 }  // namespace torchshare

@@ -65,8 +65,19 @@ def test_profiles(tmp_path: Path) -> None:
     assert len((tmp_path / "ratios.csv").read_text().splitlines()) == 2
 
 
+def test_micro(tmp_path: Path) -> None:
+    found = written("micro", tmp_path)
+    del found["environment"]
+    assert list(found) == ["marks", "priority", "launches", "sms", "empty_cache", "first_step"]
+    assert all(len(modes) > 1 for modes in found.values())
+    assert found["sms"]["1/4"]["sms"]["median"] < found["sms"]["3/4"]["sms"]["median"]
+
+
 def test_fikit(tmp_path: Path) -> None:
-    assert set(written("fikit", tmp_path)["summary"]["resnet18+vgg11"]) >= {"two processes", "best fit", "watched"}
+    """Every mode but MPS, and that with all ops timed."""
+    assert set(written("fikit", tmp_path)["summary"]["resnet18+vgg11"]) == {
+        *("two processes", "two threads", "strict", "best fit", "best fit + SCHED_IDLE", "watched", "timed")
+    }
 
 
 def test_timeline(tmp_path: Path) -> None:

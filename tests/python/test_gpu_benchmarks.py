@@ -20,6 +20,7 @@ sys.path.insert(0, str(GPU))
 import timeline  # noqa: E402
 
 import figures  # noqa: E402
+import micro  # noqa: E402
 from record import spread  # noqa: E402
 
 
@@ -53,15 +54,22 @@ def test_a_mode_that_failed_says_why_and_the_others_stay() -> None:
     assert figures.table("a pair", found).row_count == len(found)
 
 
+def test_a_repetition_that_is_cut_short_leaves_what_it_had() -> None:
+    begun = {"alone": [job(10), job(10)]}
+    failing = repetition(1.0, 0.25) | {"processes": {"error": "out of memory"}}
+    found = figures.summary([failing, begun])
+    assert found["processes"] == {"error": "out of memory"}
+    assert found["torchshare-strict"]["repetitions"] == 1
+    assert set(figures.summary([begun])) == {"alone", "in-turn"}
+
+
 @pytest.mark.parametrize(
     ("primary", "secondary", "reached"), [(0.99, 0.3, True), (0.9, 0.3, False), (0.99, 0.19, False)]
 )
 def test_a_target_is_reached_or_not_and_its_number_is_said(primary: float, secondary: float, reached: bool) -> None:
     name = f"{figures.TARGET_PAIR} fp32"
     lines = figures.targets({name: figures.summary([repetition(primary, secondary)])})
-    assert (
-        f": {'reached' if reached else 'NOT reached'}: torchshare-strict {1 / primary:.3f}, {secondary:.2f}" in lines[0]
-    )
+    assert f": {'reached' if reached else 'NOT reached'}: torchshare-strict {primary:.3f}, {secondary:.2f}" in lines[0]
     assert lines[1].startswith("aggregate >= two processes on every pair: reached" if secondary >= 0.2 else "aggregate")
     assert lines[2].endswith("not measured")
 
@@ -94,6 +102,12 @@ def test_profiles_of_a_pair_are_written_for_the_simulator(tmp_path: Path) -> Non
     ]  # fmt: skip
     first, second = (tmp_path / "ratios.csv").read_text().splitlines()
     assert first == "job_a,job_b,xi_a,xi_b" and second.startswith("lstm-64,bert-8,")
+    jobs = "job,arrival_s,duration_s,gpus,model\na,0,100,1,lstm-64\nb,0,100,1,bert-8\n"
+    (tmp_path / "jobs.csv").write_text(jobs)
+    options = "--trace jobs.csv --interference ratios.csv --policy sjf-bsbf --gpus 1 --gpus-per-node 1"
+    command = [sys.executable, "-m", "torchshare", "simulate", *options.split()]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0 and "sjf-bsbf" in ran.stdout, ran.stderr
 
 
 def plan(*stages: str, **environment: str) -> list[str]:
@@ -106,7 +120,7 @@ def test_the_plan_has_a_line_per_stage_and_their_sum() -> None:
     lines = plan()
     limits = [int(found[1]) for line in lines if (found := re.match(r"\w+ +at most +(\d+) s  \w", line))]
     names = [line.split()[0] for line in lines[: len(limits)]]
-    assert names[:3] == ["build", "doctor", "tests"] and len(names) == 10
+    assert names[:3] == ["build", "doctor", "tests"] and len(names) == 11
     assert lines[len(limits)].startswith(f"in all at most {-(-sum(limits) // 60)} min; ")
     assert all(line.startswith("missing: ") for line in lines[len(limits) + 1 :])
 
@@ -116,6 +130,20 @@ def test_the_plan_of_some_stages() -> None:
     assert lines[0].startswith("tests      at most 180 s  ")
     assert lines[1].endswith("there is no such stage")
     assert lines[2].startswith("in all at most ")
+
+
+def test_the_first_hour_has_three_commands_of_nine_minutes_in_which_all_headlines_are_measured() -> None:
+    stages = [name for group in ("first", "headline-1", "headline-2") for name in minutes(group, at_most=9)]
+    assert stages[:1] == ["build"] and stages[-4:] == minutes("headline", at_most=18)
+    assert sorted(stages[-4:]) == ["fikit", "micro", "pairs", "profiles"]
+
+
+def minutes(group: str, at_most: int) -> list[str]:
+    """The group's stages, which take that long at most."""
+    lines = plan(group)
+    (total,) = (number for number, line in enumerate(lines) if line.startswith("in all at most "))
+    assert int(lines[total].split()[4]) <= at_most
+    return [line.split()[0] for line in lines[:total]]
 
 
 def test_the_plan_says_what_is_missing_and_runs_nothing(tmp_path: Path) -> None:
@@ -170,3 +198,34 @@ def test_what_torchshare_costs_alone_is_measured_in_turns(tmp_path: Path) -> Non
     figures = json.loads((tmp_path / "alone.json").read_text())["lstm-64"]
     assert figures["plain"]["over_plain"] == spread([1.0])
     assert figures["strict"]["over_plain"]["min"] > 0
+
+
+def test_a_figure_is_compared_with_the_first_mode_in_the_same_turn() -> None:
+    times = {"a": iter([1.0, 2.0]), "b": iter([2.0, 2.0])}
+    found = micro.in_turns({name: lambda name=name: {"ms": next(times[name])} for name in times}, 2, "ms")
+    assert found == {"a": {"ms": spread([1.0, 2.0])}, "b": {"ms": spread([2.0]), "ms_over_a": spread([2.0, 1.0])}}
+
+
+def test_a_stall_is_what_the_longest_step_with_a_call_in_it_takes_more() -> None:
+    steps = [(0.0, 1.0), (1.0, 2.0), (2.0, 5.0), (5.0, 5.5), (6.0, 7.0)]
+    found = micro.stalls(steps, [(2.5, 5.25), (5.6, 5.8)])
+    assert found == {"step_ms": 1e3, "stall_ms": 1e3, "stall_max_ms": 2e3, "call_ms": pytest.approx(1475.0)}
+    with pytest.raises(RuntimeError, match="expected calls, and steps without a call, got 0 calls in 5 steps"):
+        micro.stalls(steps, [])
+    with pytest.raises(RuntimeError, match="got 1 calls in 5 steps"):
+        micro.stalls(steps, [(0.0, 9.0)])
+
+
+@pytest.mark.slow
+def test_the_small_figures_are_measured_on_the_cpu_and_one_that_fails_says_why(tmp_path: Path) -> None:
+    options = ["--device", "cpu", "--tiny", "--window", "0.1", "--repetitions", "1", "--output", tmp_path]
+    ran = subprocess.run([sys.executable, GPU / "micro.py", *options], capture_output=True, text=True, timeout=300)
+    found = json.loads((tmp_path / "micro.json").read_text())
+    assert ran.returncode == 0 and list(found) == ["environment", "priority", "launches", "first_step"], ran.stderr
+    assert set(found["launches"]) == {"one thread", "two threads", "two jobs", "two processes"}
+    assert found["first_step"]["second job"]["later_step_ms"]["median"] > 0
+    failing = [sys.executable, GPU / "micro.py", *options, "--figures", "sms", "launches"]
+    ran = subprocess.run(failing, capture_output=True, text=True, timeout=300)
+    found = json.loads((tmp_path / "micro.json").read_text())
+    assert ran.returncode == 1 and ran.stderr.splitlines()[-1] == "failed: sms"
+    assert "error" in found["sms"] and found["launches"]["one thread"]["per_second"]["median"] > 0

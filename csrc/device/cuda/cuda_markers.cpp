@@ -107,7 +107,7 @@ MarkerCost measure_marker_cost(std::string_view kind, int count) {
   if (count < 1 || cuda_device_count() == 0) {
     throw std::invalid_argument(fmt::format("count must be at least 1, on a GPU ({}), got {}", cuda_status(), count));
   }
-  const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool();
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
   const auto markers = kind == "write" ? make_written_markers(stream) : make_event_markers(stream);
   const auto begin = steady_clock::now();
   for (int number = 1; number <= count; ++number) {
