@@ -84,7 +84,6 @@ run() {
     release | alone | timeline | profiles | micro) "$PY" "benchmarks/gpu/$1.py" --output "$results" $(sizes "$1") ;;
     pairs) "$PY" benchmarks/gpu/pairs.py --repetitions 1 --dtypes fp32 --output "$results" $(sizes pairs) ;;
     fikit) "$PY" benchmarks/fikit.py --device cuda --repetitions 1 --output "$results" $(sizes fikit) ;;
-    *) echo "there is no stage '$1'" >&2 && return 2 ;;
   esac
 }
 
@@ -113,7 +112,6 @@ what() {
     profiles) echo "profiles of six pairs in 1, 2, 4 and 8 sub-batches" ;;
     micro) echo "markers, priorities, launches, multiprocessors, empty_cache, first steps" ;;
     fikit) echo "FIKIT's ten pairs of models that answer requests" ;;
-    *) echo "there is no such stage" ;;
   esac
 }
 
@@ -157,6 +155,12 @@ esac
 [ $# -gt 0 ] || set -- "$stages"
 # shellcheck disable=SC2046 # one word each
 set -- $(for name in $*; do group "$name"; done)
+for stage in "$@"; do
+  case " $stages " in
+    *" $stage "*) ;;
+    *) echo "there is no stage '$stage'; there are $stages, and the groups first, headline-1, headline-2, headline" >&2; exit 2 ;;
+  esac
+done
 [ -z "$only_plan" ] || { plan "$@"; exit; }
 mkdir -p "$results"
 environment || { echo "there is no virtual environment; nothing can run" >&2; exit 1; }
