@@ -1,26 +1,32 @@
-"""Mutation testing of the C++ sources: changes one place at a time, builds and runs the tests, and lists the changes
-that no test noticed.
+"""Mutation testing: changes one place at a time, builds and runs the tests, and lists the changes that no test noticed.
 
     python scripts/mutate.py csrc/policy csrc/sharing --count 200
     python scripts/mutate.py csrc/gate/*.cpp --program torchshare_tests --filter '*Gate*:OpWatch*'
+    python scripts/mutate.py --set scripts/mutants.toml csrc/device
 
-Works on a copy of the tree. A mutant is killed if a test fails, crashes or does not end in time.
+Works on a copy of the tree. A mutant is killed if a test fails, crashes or does not end in time. With `--set`, the
+mutants are those of a file; the tests that a mutant names run first, then with `--all` the other C++ tests and those
+marked gpu, on the emulated CUDA device of `make build-emulator`.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import itertools
 import os
 import random
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,39 +112,84 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
 class Copy:
     """A copy of the tree with a build of its own."""
 
-    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        self.folder, self.program, self.test_filter = folder, options.program, options.filter
-        self.build = folder / "build/mutants"  # as deep as build/cpython-*, whose objects ccache has
+    def __init__(self, folder: Path, emulated: bool = False) -> None:
+        self.folder = folder
+        self.build = folder / "build/mutants"
         left_out = shutil.ignore_patterns(".git", ".venv", "build", "*.so")
         shutil.copytree(ROOT, folder, dirs_exist_ok=True, ignore=left_out)
         (folder / ".venv").symlink_to(ROOT / ".venv")
-        with (folder / "CMakeLists.txt").open("a") as file:  # a mutant may warn
-            globs = " ".join(f"{source}/*.cpp {source}" for source in options.sources)
-            file.write(f"file(GLOB mutated {globs})\n")
-            file.write('set_source_files_properties(${mutated} PROPERTIES COMPILE_OPTIONS "-w;-O0")\n')
-        python = f"-DTORCHSHARE_PYTHON={folder / '.venv/bin/python'}"
-        configure = ["cmake", "-S", str(folder), "-B", str(self.build), "-DTORCHSHARE_TESTS=ON", python]
+        options = {
+            "TORCHSHARE_PYTHON": folder / ".venv/bin/python",
+            "TORCHSHARE_TESTS": "ON",
+            "TORCHSHARE_UNITY_BATCH": 4,  # each mutant compiles as many files
+            "CMAKE_BUILD_TYPE": "Debug",
+            "CMAKE_CXX_FLAGS": "-w",  # a mutant may warn
+        }
+        configure = ["cmake", "-S", folder, "-B", self.build, *(f"-D{name}={value}" for name, value in options.items())]
         subprocess.run(configure, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"CMAKE_GENERATOR": "Ninja"})
+        if emulated:
+            for module in ("_C", "_core"):
+                name = f"{module}{sysconfig.get_config_var('EXT_SUFFIX')}"
+                (folder / "torchshare" / name).symlink_to(self.build / name)
 
-    def builds(self) -> bool:
-        build = ["cmake", "--build", self.build, "--target", self.program, "-j1"]
+    def builds(self, *targets: str) -> bool:
+        build = ["cmake", "--build", self.build, "--parallel", "2", "--target", *targets]
         return subprocess.run(build, capture_output=True).returncode == 0
 
-    def passes(self, limit: float) -> bool:
-        test = [self.build / "tests/cpp" / self.program, f"--gtest_filter={self.test_filter}", "--gtest_fail_fast"]
-        try:
-            return subprocess.run(test, capture_output=True, timeout=limit).returncode == 0
-        except subprocess.TimeoutExpired:
-            return False
-
-    def outcome(self, mutant: Mutant, limit: float) -> str:
+    @contextlib.contextmanager
+    def changed(self, mutant: Mutant) -> Iterator[None]:
         path = self.folder / mutant.path
         text = path.read_text()
         path.write_text(text[: mutant.begin] + mutant.new + text[mutant.end :])
         try:
-            return "did not compile" if not self.builds() else "survived" if self.passes(limit) else "killed"
+            yield
         finally:
             path.write_text(text)
+
+    def failure(self, command: list[str], limit: float, **environment: str) -> str | None:
+        """The first test that fails, or how the command ended; None if all pass."""
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # it starts others
+        )
+        try:
+            said, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            return "does not end"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode == 0:
+            return None
+        found = re.search(r"^(?:FAILED|ERROR|\[  FAILED  \]) (\S+)", said, re.MULTILINE)
+        return found[1] if found else f"ends with {process.returncode}"
+
+    def cpp_failure(self, program: str, test_filter: str, limit: float) -> str | None:
+        test = [str(self.build / "tests/cpp" / program), f"--gtest_filter={test_filter}", "--gtest_fail_fast"]
+        return self.failure(test, limit)
+
+    def gpu_failure(self, arguments: str, limit: float) -> str | None:
+        """Of tests on the emulated device."""
+        emulator = self.folder / "tests/emulator"
+        pytest = [".venv/bin/python", "-m", "pytest", "-m", "gpu and not slow", "-x", "-p", "no:cacheprovider"]
+        return self.failure(
+            [str(emulator / "run.sh"), *pytest, "--timeout=120", *shlex.split(arguments)],
+            limit,
+            BUILD=str(ROOT / "build" / sys.implementation.cache_tag),
+            PYTHONPATH=f"{emulator}:{self.folder}",
+            PYTEST_PLUGINS="emulated_device",
+            TORCHSHARE_REQUIRE_GPU="1",
+        )
+
+
+def is_python(test: str) -> bool:
+    return test.startswith("tests/")
 
 
 def sample(sources: list[str], count: int, seed: int) -> list[Mutant]:
@@ -156,29 +207,97 @@ def print_table(outcomes: dict[str, collections.Counter[str]]) -> None:
         print(f"{name:32}" + "".join(f"{counts[outcome]:17}" for outcome in OUTCOMES))
 
 
+class Listed(NamedTuple):
+    """A mutant of a file of mutants."""
+
+    mutant: Mutant
+    tests: list[str]  # that should notice it
+
+
+def read_set(path: Path, sources: Iterable[str] = ()) -> list[Listed]:
+    """The mutants of a file, or those in `sources`. Raises ValueError if one does not apply to the tree."""
+    import tomllib
+
+    found = []
+    for entry in tomllib.loads(path.read_text())["mutant"]:
+        text = (ROOT / entry["file"]).read_text()
+        if text.count(entry["old"]) != 1:
+            raise ValueError(f"{entry['file']} must have once:\n{entry['old']}\ngot {text.count(entry['old'])} times")
+        begin = text.index(entry["old"])
+        line = text.count("\n", 0, begin) + 1
+        mutant = Mutant(entry["file"], begin, begin + len(entry["old"]), entry["new"], line, entry["bug"])
+        found.append(Listed(mutant, entry["tests"]))
+    return [each for each in found if not sources or any(each.mutant.path.startswith(source) for source in sources)]
+
+
+def first_failure(copy: Copy, tests: Iterable[str], limit: float = 90) -> str | None:
+    """Builds what the tests need and runs them; the first that fails."""
+    for test in tests:
+        if not copy.builds("_C" if is_python(test) else "torchshare_tests"):
+            return "did not compile"
+        run = copy.gpu_failure(test, limit) if is_python(test) else copy.cpp_failure("torchshare_tests", test, limit)
+        if run is not None:
+            return run
+    return None
+
+
+def run_set(listed: list[Listed], folder: Path, run_all: bool) -> dict[str, collections.Counter[str]]:
+    copy = Copy(folder, emulated=True)
+    if not copy.builds("python_modules", "torchshare_tests"):
+        sys.exit("the unchanged tree does not build")
+    for test in dict.fromkeys(itertools.chain.from_iterable(each.tests for each in listed)):
+        if (failed := first_failure(copy, [test])) is not None:
+            sys.exit(f"the unchanged tree fails {test}: {failed}")
+    outcomes: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for mutant, tests in listed:
+        with copy.changed(mutant):
+            by = first_failure(copy, tests)
+            if by is None and run_all:
+                by = first_failure(copy, ["*", "tests/python", "tests/emulator"], limit=1800)
+        outcome = "survived" if by is None else by if by in OUTCOMES else "killed"
+        outcomes[str(Path(mutant.path).parent)][outcome] += 1
+        print(f"{outcome} {mutant.path}:{mutant.line}: {mutant.change} {by or ''}", flush=True)
+    return outcomes
+
+
+def run_random(
+    copy: Copy, mutants: list[Mutant], program: str, test_filter: str
+) -> dict[str, collections.Counter[str]]:
+    if not copy.builds(program):
+        sys.exit("the unchanged tree does not build")
+    began = time.monotonic()
+    if copy.cpp_failure(program, test_filter, 600):
+        sys.exit("the tests of the unchanged tree fail")
+    limit = 10 + 10 * (time.monotonic() - began)
+    outcomes: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for mutant in mutants:
+        with copy.changed(mutant):
+            if not copy.builds(program):
+                outcome = "did not compile"
+            else:
+                outcome = "killed" if copy.cpp_failure(program, test_filter, limit) else "survived"
+        outcomes[mutant.path][outcome] += 1
+        if outcome == "survived":
+            print(f"survived {mutant.path}:{mutant.line}: {mutant.change}", flush=True)
+    return outcomes
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sources", nargs="+", help="files and folders to change, such as csrc/policy")
+    parser.add_argument("sources", nargs="*", help="files and folders to change, such as csrc/policy")
     parser.add_argument("--program", default="torchshare_core_tests", help="the tests to run: a target of tests/cpp")
     parser.add_argument("--filter", default="*", help="which of its tests, as for --gtest_filter")
     parser.add_argument("--count", type=int, default=100, help="how many mutants")
     parser.add_argument("--seed", type=int, default=1, help="of their choice")
+    parser.add_argument("--set", type=Path, help="a file of mutants, of which those in `sources` are made")
+    parser.add_argument("--all", action="store_true", help="with --set: run all tests where those that are named pass")
     options = parser.parse_args()
-    mutants = sample(options.sources, options.count, options.seed)
-    outcomes: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     with tempfile.TemporaryDirectory(prefix="mutants") as folder:
-        copy = Copy(Path(folder), options)
-        if not copy.builds():
-            parser.exit(1, "the unchanged tree does not build\n")
-        began = time.monotonic()
-        if not copy.passes(600):
-            parser.exit(1, "the tests of the unchanged tree fail\n")
-        limit = 10 + 10 * (time.monotonic() - began)
-        for mutant in mutants:
-            outcome = copy.outcome(mutant, limit)
-            outcomes[mutant.path][outcome] += 1
-            if outcome == "survived":
-                print(f"survived {mutant.path}:{mutant.line}: {mutant.change}", flush=True)
+        if options.set:
+            outcomes = run_set(read_set(options.set, options.sources), Path(folder), options.all)
+        else:
+            mutants = sample(options.sources, options.count, options.seed)
+            outcomes = run_random(Copy(Path(folder)), mutants, options.program, options.filter)
     print_table(outcomes)
     return 0
 

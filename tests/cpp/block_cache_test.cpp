@@ -110,6 +110,21 @@ TEST_F(BlockCacheTest, TrimsTheLeastRecentlyFreedFirst) {
   EXPECT_FALSE(is_mapped(extents[2]));
 }
 
+TEST_F(BlockCacheTest, MergedMemoryIsAsRecentAsItsLastPart) {
+  free_apart({8 * kMiB});
+  char* const left = allocate(4 * kMiB);
+  char* const right = allocate(4 * kMiB);
+  ASSERT_EQ(right, left + 4 * kMiB);
+  char* const other = allocate(8 * kMiB);
+  walls_.push_back(allocate(kHuge));
+  free(left, 4 * kMiB);
+  free(other, 8 * kMiB);
+  free(right, 4 * kMiB);
+  cache_.trim(8 * kMiB);
+  EXPECT_TRUE(is_mapped(left));
+  EXPECT_FALSE(is_mapped(other));
+}
+
 TEST_F(BlockCacheTest, KeepsThePeakAndASlack) {
   char* const large = allocate(800 * kMiB);
   char* const small = allocate(10 * kMiB);

@@ -105,6 +105,8 @@ TEST_F(CachedMemoryTest, TrimsItsCacheWhenTheSystemIsShort) {
   shortage_count().report();
   a_mebibyte();
   EXPECT_NE(mincore(large + 50 * kMebibyte, 1, &resident), 0);
+  void* const next = a_mebibyte().data_ptr();
+  EXPECT_EQ(mincore(next, 1, &resident), 0) << "once for each shortage";
 }
 
 TEST_F(CachedMemoryTest, TheProcessHasACacheWhenAsked) {

@@ -135,6 +135,38 @@ TEST_F(GateStreamTest, AWaitThatIsNotLaunchedYetOrIsCapturedIsNone) {
   primary_.waits.end(*primary_stream_);  // without a wait, and without an error
 }
 
+/// A stream that `has_work` does not look at, as of an extension. Its job runs an op while a marker is recorded on it.
+class OvertakenStream final : public FakeStream {
+ public:
+  OvertakenStream(Clock& clock, Slot& slot) : FakeStream(clock), slot_(slot) {}
+  Marker record_marker() override {
+    const Marker marker = FakeStream::record_marker();
+    if (marker == 1) {
+      slot_.enter();
+      launch(1h);
+      slot_.leave();
+    }
+    return marker;
+  }
+  bool has_work() const override { return false; }
+  bool has_finished() const override { return false; }
+
+ private:
+  Slot& slot_;
+};
+
+TEST_F(GateStreamTest, AMarkerDoesNotCoverAnOpThatBeganWhileItWasRecorded) {
+  const auto stream = std::make_shared<OvertakenStream>(clock_, primary_);
+  gate_.remove(primary_);
+  gate_.add(primary_, stream);
+  secondary_looks();
+  EXPECT_EQ(stream->markers_recorded(), 1U);
+  for (int look = 0; look < 4; ++look) {
+    clock_.advance(kStreamGrace);
+    EXPECT_FALSE(gate_.try_enter(secondary_)) << "the device has work for an hour";
+  }
+}
+
 TEST_F(GateStreamTest, TheThreadsOfAJobNeedOneMarker) {
   Slot thread(Priority::kPrimary, &primary_);
   const Gate::Membership member(gate_, thread, primary_stream_);

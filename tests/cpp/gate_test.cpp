@@ -135,8 +135,8 @@ TEST(Gate, LetsOutrankedJobsInForTheirShareOfEachCycle) {
   gate.remove(secondary);
 }
 
-TEST_F(GateTest, CancelAndSuspendEndAWaitForATurn) {
-  for (const Interrupt bit : {kCancel, kSuspend}) {
+TEST_F(GateTest, WhatStopsAJobEndsItsWaitForATurn) {
+  for (const Interrupt bit : {kCancel, kSuspend, kHold, kFork}) {
     primary_.enter();
     auto waiter = secondary_waits();
     EXPECT_TRUE(still_waits(waiter));
@@ -166,6 +166,18 @@ TEST_F(GateTest, SleepEndsInTimeOrOnCancel) {
   EXPECT_EQ(sleeper.wait_for(20ms), std::future_status::timeout);
   gate_.set(secondary_, kCancel);
   sleeper.get();
+}
+
+TEST(Slot, CountsTheOpsThatHaveEndedAndThoseThatHaveBegun) {
+  Slot slot(Priority::kPrimary);
+  for (std::uint64_t op = 1; op <= 3; ++op) {
+    slot.enter();
+    EXPECT_EQ(slot.ops_begun(), op);
+    EXPECT_EQ(slot.ops(), op - 1);
+    slot.leave();
+    EXPECT_EQ(slot.ops_begun(), op);
+    EXPECT_EQ(slot.ops(), op);
+  }
 }
 
 /// A policy that blocks its caller, which holds the gate's lock.
@@ -208,6 +220,39 @@ TEST(Gate, ALowerJobThatHoldsTheLockDelaysNoHigherOne) {
   });
   EXPECT_EQ(steps.wait_for(60s), std::future_status::ready) << "it waits for the lock";
   release.count_down();
+}
+
+/// Refuses the first time, and announces a gap meanwhile, as a higher job does without the gate's lock.
+class AnnouncesAGap final : public GatePolicy {
+ public:
+  bool concerns(const Standing& mine, const Standing& other) const override {
+    return outranks(other.priority, mine.priority);
+  }
+  Verdict decide(const Requester&, std::span<const Competitor>) const override {
+    if (asked_++ == 0) {
+      gate_->gap_opened();
+    }
+    return {.admit = asked_ > 1, .retry_after = 1h};
+  }
+  Gate* gate_ = nullptr;
+
+ private:
+  mutable int asked_ = 0;
+};
+
+TEST(Gate, AChangeWhileThePolicyIsAskedIsNotLost) {
+  ManualClock clock;
+  auto policy = std::make_unique<AnnouncesAGap>();
+  AnnouncesAGap& announces = *policy;
+  Gate gate(std::move(policy), clock);
+  announces.gate_ = &gate;
+  Slot primary(Priority::kPrimary);
+  Slot secondary(Priority::kSecondary);
+  const Gate::Membership first(gate, primary, nullptr);
+  const Gate::Membership second(gate, secondary, nullptr);
+  auto waiter = std::async(std::launch::async, [&] { return gate.wait_turn(secondary); });
+  EXPECT_EQ(waiter.wait_for(60s), std::future_status::ready) << "it waits for an hour";
+  gate.gap_opened();
 }
 
 TEST(Gate, LosesNoWakeUpWhenTheHigherJobEndsWhileTheOtherWaits) {

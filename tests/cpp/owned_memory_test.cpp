@@ -74,6 +74,31 @@ TEST_F(OwnedMemoryTest, ReturnsABlockToItsBudgetFromAnyThread) {
   EXPECT_EQ(second->budget()->held(), 0);
 }
 
+TEST_F(OwnedMemoryTest, ReturnsARawBlockToItsBudgetFromAnyThread) {
+  c10::Allocator& allocator = *c10::GetAllocator(c10::DeviceType::CPU);
+  const auto first = owner("first");
+  void* block = nullptr;
+  {
+    const MemoryScope scope(first);
+    block = allocator.raw_allocate(kBytes);
+  }
+  EXPECT_EQ(first->budget()->held(), kBytes);
+  const MemoryScope scope(owner("second"));
+  allocator.raw_deallocate(block);
+  EXPECT_EQ(first->budget()->held(), 0);
+}
+
+TEST_F(OwnedMemoryTest, MeasuresTheMostSinceItWasAskedTo) {
+  const auto mine = owner();
+  const MemoryScope scope(mine);
+  at::empty({5, 1000});
+  const at::Tensor held = thousand_floats();
+  mine->budget()->begin_high_water();
+  EXPECT_EQ(mine->budget()->high_water(), kBytes);
+  thousand_floats();
+  EXPECT_EQ(mine->budget()->high_water(), 2 * kBytes);
+}
+
 TEST_F(OwnedMemoryTest, RefusesRequestsBeyondTheBudgetAndChangesNothing) {
   const auto mine = owner("small", 3 * kBytes);
   const MemoryScope scope(mine);

@@ -192,6 +192,10 @@ cudaError_t await_event(Event& event, const std::shared_ptr<Stream>& stream) {
       if (!captures().contains(capture)) {
         return cudaErrorCapturedEvent;  // that capture has ended
       }
+      if (stream->is_legacy()) {  // it cannot be captured
+        capture->invalid = true;
+        return cudaErrorStreamCaptureImplicit;
+      }
       if (!stream->capture) {
         stream->capture = capture;
       } else if (stream->capture != capture) {

@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 emulator = ctypes.CDLL(None)  # preloaded by run.sh
+emulator.emulator_inject.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64]
 
 
 def multiprocessors(stream: torch.cuda.Stream) -> set[int]:
@@ -77,6 +78,15 @@ def test_a_job_that_asks_for_more_than_is_left_is_refused() -> None:
     assert not first & rest
     assert [len(part) for part in together(whole)] == [whole]
     assert together(whole + 1) == [f"sms must be from 1 to {whole}, the number of this GPU, got {whole + 1}"]
+
+
+def test_multiprocessors_of_a_part_that_cannot_be_made_are_left() -> None:
+    whole = torch.cuda.get_device_properties(0).multi_processor_count
+    out_of_memory = 2
+    emulator.emulator_inject(b"cuGreenCtxCreate", out_of_memory, 0, 1)
+    (failed,) = together(120)  # which no other test has, so that its context is not there
+    assert isinstance(failed, str) and failed.startswith("cuGreenCtxCreate: ")
+    assert [len(part) for part in together(whole)] == [whole]
 
 
 def test_what_a_job_gives_back_serves_others_beside_one_that_runs() -> None:

@@ -102,6 +102,30 @@ def test_a_graph_that_waits_for_the_device_falls_back() -> None:
         assert on_gpu(train) is not None
 
 
+def test_the_losses_of_a_graph_are_kept() -> None:
+    def train(job: Job) -> tuple[list[float], str | None]:
+        weights = torch.ones(4, device="cuda", requires_grad=True)
+        loss = job.graph(lambda x: (x * weights).sum())
+        batches = job.batches([torch.full((2, 4), float(number), device="cuda") for number in range(5)])
+        losses = [batch.backward(loss) for batch in batches]
+        return [float(each) for each in losses], loss.fallback
+
+    assert on_gpu(train) == ([8.0 * number for number in range(5)], None)
+
+
+def test_backward_runs_on_the_jobs_own_thread() -> None:
+    """By default, autograd has one thread per device, for all jobs."""
+
+    def look(_job: Job) -> bool:
+        x = torch.ones(4, device="cuda", requires_grad=True)
+        threads: list[int] = []
+        x.register_hook(lambda _gradient: threads.append(threading.get_ident()))
+        (x * 2).sum().backward()
+        return threads == [threading.get_ident()]
+
+    assert on_gpu(look)
+
+
 def test_each_job_has_a_stream_of_its_own_with_its_priority() -> None:
     def look(_job: Job) -> tuple[int, int, int]:
         own, side = torch.cuda.current_stream(), torch.cuda.Stream()

@@ -148,6 +148,39 @@ def test_an_extension_is_found_within_a_few_ops() -> None:
         assert on_gpu(job) == [8, 16, 24]
 
 
+def test_work_that_is_seen_once_is_waited_for_and_not_warned_of() -> None:
+    """A copy that a library makes at its start."""
+
+    def job(_job: Job) -> list[bool]:
+        x = torch.zeros(8, device="cuda")
+        done = legacy_sleeps()
+        seen = []
+        for _ in range(40):
+            x.add_(1)
+            torch.cuda.current_stream().synchronize()
+            seen.append(done.query())
+        return seen
+
+    with warned():
+        seen = on_gpu(job)
+    assert seen == sorted(seen) and seen[-1]
+
+
+def test_a_tensor_that_is_given_out_and_not_used_there_is_not_warned_of() -> None:
+    """The legacy stream waits for the job's work: that is no work of the job's on it."""
+
+    def job(_job: Job) -> float:
+        x = torch.zeros(8, device="cuda")
+        torch.cuda._sleep(SLEEP_CYCLES // 10)
+        array_interface(x)
+        for _ in range(20):
+            x.add_(1)
+        return float(x.sum())
+
+    with warned():
+        assert on_gpu(job) == 160
+
+
 def test_memory_that_such_work_uses_is_not_taken_too_early() -> None:
     """In plain torch the allocator may hand it out at once: the next op comes after that work."""
 

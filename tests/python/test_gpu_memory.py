@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 import time
 from collections.abc import Iterator
 
@@ -40,6 +41,18 @@ def test_memory_over_the_budget_is_refused_in_that_job_alone() -> None:
     assert results["other"].memory_peak > MIB / 16
     del results
     assert held_by_tensors() <= before + MIB
+
+
+def test_what_is_refused_is_not_taken_from_the_device() -> None:
+    def greedy(_job: Job) -> int:
+        torch.empty(MIB, device="cuda", dtype=torch.uint8)
+        before = torch.cuda.memory_reserved()
+        with pytest.raises(torchshare.BudgetExceeded):
+            torch.empty(256 * MIB, device="cuda", dtype=torch.uint8)
+        return torch.cuda.memory_reserved() - before
+
+    torch.cuda.empty_cache()
+    assert on_gpu(greedy, memory_budget=128 * MIB) == 0
 
 
 def wide(job: Job, sub_batch: int | None = None) -> float:
@@ -177,6 +190,19 @@ def test_a_full_device_fails_the_job_that_fills_it(small_device: int, budget: in
     assert identical(alone(conv, 0), results["first"].value)
 
 
+def test_jobs_share_what_tensors_leave_of_the_device(small_device: int) -> None:
+    kept = torch.ones(40 * MIB, device="cuda", dtype=torch.uint8)
+    share = (small_device - torch.cuda.memory_allocated()) / 2 / MIB
+    both = threading.Barrier(2)
+    with torchshare.Runtime(device="cuda") as runtime:
+        for name in ("a", "b"):
+            runtime.submit(lambda _job: both.wait(60), name=name, threads=1)
+        runtime.wait(90)
+        texts = [event[5] for event in runtime.events() if "an even share of what is free" in event[5]]
+    assert [float(text.split()[2]) for text in texts] == [pytest.approx(share, abs=0.2)] * 2, texts
+    assert kept.numel()
+
+
 def deep(job: Job, sub_batches: list[int | None], graph: bool) -> list[torch.Tensor]:
     """Trains one batch for each entry, in sub-batches of so many rows. Returns the weights."""
     with torch.device("cuda"):
@@ -214,6 +240,35 @@ def test_a_batch_that_runs_out_of_memory_is_repeated_in_halves(graph: bool) -> N
     with torchshare.Runtime(device="cuda") as runtime:
         runtime.submit(lambda job: deep(job, [rows] * 3, graph), name="a", threads=1, seed=1)
         assert identical(runtime.wait(300)["a"].value, value)
+
+
+def test_what_a_capture_allocates_is_in_the_budget() -> None:
+    def train(job: Job) -> None:
+        weights = torch.ones(4, device="cuda", requires_grad=True)
+
+        def loss_fn(x: torch.Tensor) -> torch.Tensor:
+            if torch.cuda.is_current_stream_capturing():
+                torch.empty(64 * MIB, device="cuda", dtype=torch.uint8)
+            return (x * weights).sum()
+
+        loss = job.graph(loss_fn)
+        for batch in job.batches([torch.ones(2, 4, device="cuda")]):
+            batch.backward(loss)
+
+    with pytest.raises(torchshare.BudgetExceeded):
+        on_gpu(train, memory_budget=32 * MIB, resplit=False)
+
+
+def test_raw_memory_that_is_freed_is_no_longer_charged() -> None:
+    """As extensions and libraries allocate it."""
+
+    def allocates(_job: Job) -> None:
+        for _ in range(4):
+            torch.cuda.caching_allocator_delete(torch.cuda.caching_allocator_alloc(20 * MIB))
+        with pytest.raises(torch.OutOfMemoryError, match="memory budget exceeded"):
+            torch.cuda.caching_allocator_alloc(40 * MIB)
+
+    on_gpu(allocates, memory_budget=32 * MIB)
 
 
 def test_a_batch_that_torch_has_no_memory_for_is_repeated_in_halves(small_device: int) -> None:

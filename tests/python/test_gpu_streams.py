@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import queue
 import threading
 import time
@@ -11,7 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from gpu_jobs import MIB, SLEEP_CYCLES, alone, attention, conv, enters_beside, identical, on_gpu, run_pair, trainer
+from gpu_jobs import (
+    MIB,
+    SLEEP_CYCLES,
+    alone,
+    attention,
+    conv,
+    enters_beside,
+    held_by_tensors,
+    identical,
+    on_gpu,
+    run_pair,
+    trainer,
+)
 from torch import Tensor, nn
 
 import torchshare
@@ -183,14 +196,17 @@ def test_threads_that_a_job_starts_draw_from_its_random_state() -> None:
 
 
 def test_the_upload_of_a_thread_is_no_part_of_a_graph_that_is_captured_meanwhile() -> None:
+    """Each launch of the graph would repeat it."""
     capturing, uploaded = threading.Event(), queue.Queue[Tensor]()
-
-    def upload() -> None:
-        assert capturing.wait(30)
-        uploaded.put(torch.ones(5).pin_memory().to("cuda", non_blocking=True))
 
     def trains(job: Job) -> tuple[float, str | None]:
         weights = torch.ones(4, device="cuda", requires_grad=True)
+        total = torch.zeros(5, device="cuda")
+
+        def upload() -> None:
+            assert capturing.wait(30)
+            total.add_(torch.ones(5).pin_memory().to("cuda", non_blocking=True))
+            uploaded.put(total)
 
         def loss_fn(x: Tensor) -> Tensor:
             if torch.cuda.is_current_stream_capturing():
@@ -256,6 +272,160 @@ def test_the_gate_sees_the_work_of_every_stream(make: Callable[[], torch.cuda.St
         torch.cuda._sleep(SLEEP_CYCLES // 2)
         torch.ones(1, device="cuda")  # an op; to sleep is none
         return torch.cuda.current_stream().record_event()
+
+    assert enters_beside(launch) is False
+
+
+def test_a_lower_job_is_let_in_once_every_stream_of_the_higher_is_done() -> None:
+    """It waited for a marker on a stream that had none."""
+    launched, entered = threading.Event(), threading.Event()
+
+    def high(_job: Job) -> bool:
+        for stream in (torch.cuda.Stream(), torch._C._CudaStreamBase(priority=0)):
+            with torch.cuda.stream(stream):
+                torch.ones(1, device="cuda")
+        torch.cuda.synchronize()
+        launched.set()
+        return entered.wait(30)
+
+    def low(_job: Job) -> None:
+        assert launched.wait(300)
+        torch.ones(1, device="cuda")
+        entered.set()
+
+    assert run_pair(high, low, policy="strict")["first"].value
+
+
+def test_no_marker_is_recorded_on_a_stream_that_is_captured() -> None:
+    """Nor is the stream asked for its work: both would fail the capture, or become a part of it."""
+    capturing = threading.Event()
+
+    def high(job: Job) -> str | None:
+        weights = torch.ones(4, device="cuda", requires_grad=True)
+
+        def loss_fn(x: Tensor) -> Tensor:
+            if torch.cuda.is_current_stream_capturing():
+                capturing.set()
+                time.sleep(0.2)  # the other job comes to its op
+            return (x * weights).sum()
+
+        loss = job.graph(loss_fn)
+        for batch in job.batches([torch.ones(2, 4, device="cuda")] * 3):
+            batch.backward(loss)
+        return loss.fallback
+
+    def low(_job: Job) -> None:
+        assert capturing.wait(300)
+        torch.ones(1, device="cuda")
+
+    assert run_pair(high, low, policy="strict")["first"].value is None
+
+
+def test_a_capture_forbids_nothing_to_another_job() -> None:
+    """CUDA's default mode fails the capture, and the call of the other thread."""
+    capturing, over = threading.Event(), threading.Event()
+
+    def captures(job: Job) -> str | None:
+        weights = torch.ones(4, device="cuda", requires_grad=True)
+
+        def loss_fn(x: Tensor) -> Tensor:
+            if torch.cuda.is_current_stream_capturing():
+                capturing.set()
+                assert over.wait(30)
+            return (x * weights).sum()
+
+        loss = job.graph(loss_fn)
+        for batch in job.batches([torch.ones(2, 4, device="cuda")] * 3):
+            batch.backward(loss)
+        return loss.fallback
+
+    def other(_job: Job) -> float:
+        assert capturing.wait(300)
+        try:
+            x = torch.ones(64 * MIB, dtype=torch.uint8, device="cuda")
+            torch.cuda.current_stream().record_event().synchronize()
+            torch.cuda.current_stream().record_event().query()
+            torch.cuda.synchronize()
+            torch.cuda.mem_get_info()
+            return int(x.sum()) + float(torch.ones(5).pin_memory().to("cuda", non_blocking=True).sum())
+        finally:
+            over.set()
+
+    assert [each.value for each in run_pair(captures, other).values()] == [None, 64 * MIB + 5]
+
+
+def asks_the_device(job: Job, graph: bool) -> list[Tensor]:
+    """Trains with dropout and a loss that waits for the device, which a capture forbids."""
+    model = conv().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss_fn(x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        return loss * (2.0 if loss.item() > 0 else 1.0)
+
+    loss = job.graph(loss_fn) if graph else loss_fn
+    for batch in job.batches([torch.randn(16, 3, 8, 8, device="cuda") for _ in range(4)]):
+        batch.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not graph or loss.fallback is not None  # type: ignore[attr-defined]
+    return [*model.state_dict().values(), torch.rand(4, device="cuda")]
+
+
+@pytest.mark.filterwarnings("ignore:.*run in eager, not as a graph")
+def test_after_a_capture_that_failed_a_job_is_as_before() -> None:
+    """Its numbers, its memory, its thread's last error; and the gate sees when it is done."""
+    launched, entered = threading.Event(), threading.Event()
+    before = held_by_tensors()
+
+    def high(job: Job) -> tuple[list[Tensor], int, int, bool]:
+        weights = [each.cpu() for each in asks_the_device(job, graph=True)]
+        last_error = ctypes.CDLL(None).cudaPeekAtLastError()  # torch has loaded the library for all
+        torch.cuda.synchronize()
+        launched.set()
+        return weights, last_error, torch.cuda.Stream().cuda_stream, entered.wait(30)
+
+    def low(_job: Job) -> None:
+        assert launched.wait(300)
+        torch.ones(1, device="cuda")
+        entered.set()
+
+    weights, last_error, stream, has_entered = run_pair(high, low, policy="strict")["first"].value
+    assert identical(on_gpu(lambda job: asks_the_device(job, graph=False), seed=0), weights)
+    assert last_error == 0 and stream != 0 and has_entered
+    assert held_by_tensors() <= before + MIB
+
+
+def test_a_job_does_not_wait_for_the_programs_later_work() -> None:
+    """CUDA makes streams wait for the legacy one, unless they are made not to."""
+    begun, launched = threading.Event(), threading.Event()
+    done: list[torch.cuda.Event] = []
+
+    def job(_job: Job) -> bool:
+        x = torch.ones(4, device="cuda")
+        begun.set()
+        assert launched.wait(300)
+        x.add_(1)
+        torch.cuda.current_stream().record_event().synchronize()
+        return done[0].query()
+
+    with torchshare.Runtime(device="cuda") as runtime:
+        submitted = runtime.submit(job, name="adds", threads=1)
+        runtime.start()
+        assert begun.wait(300)
+        torch.cuda._sleep(SLEEP_CYCLES)
+        done.append(torch.cuda.current_stream().record_event())
+        launched.set()
+        runtime.wait(60)
+    assert submitted.result.value is False
+
+
+def test_the_gate_sees_a_kernel_that_is_not_an_op_on_a_stream_that_the_job_has_opened() -> None:
+    def launch(_job: Job) -> torch.cuda.Event:
+        torch.ones(1, device="cuda")
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda._sleep(SLEEP_CYCLES // 2)
+            return torch.cuda.current_stream().record_event()
 
     assert enters_beside(launch) is False
 

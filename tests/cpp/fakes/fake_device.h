@@ -26,7 +26,7 @@ class ManualClock final : public Clock {
 };
 
 /// A queue of work in virtual time. Any thread.
-class FakeStream final : public DeviceStream {
+class FakeStream : public DeviceStream {
  public:
   explicit FakeStream(Clock& clock) : clock_(clock) {}
 
