@@ -276,8 +276,9 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
       marker->second = 0;
     } else if (work == Work::kOps || put.stream->has_work()) {
       ask_again = true;
-      if (put.may_mark) {
-        marker->second = put.stream->record_marker();
+      const DeviceStream::Marker recorded = put.may_mark ? put.stream->record_marker() : 0;
+      if (recorded != 0) {  // else a graph is being captured, or the last marker is too new
+        marker->second = recorded;
       }
     }
   }
