@@ -152,7 +152,7 @@ def _begin_sub_batch(job: JobContext) -> None:
 
 
 def _end_step_outside(job: JobContext) -> None:
-    """Of batches."""
+    """A step that ends outside of batches."""
     job.step_counter.end_step()
     if not job.handle.has_sub_batches:
         job.handle.end_sub_batch()

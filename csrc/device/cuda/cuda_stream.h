@@ -122,7 +122,7 @@ class CudaStream final : public DeviceStream {
   void record_on(MarkedStream& stream);
   /// Forgets a stream that whoever owns it has destroyed. Under `driver_`.
   void drop(const MarkedStream& stream);
-  /// Those that are dropped meanwhile stay in memory.
+  /// The members. One that is dropped meanwhile stays in memory.
   std::vector<MarkedStream*> streams() const;
 
   // Held by other jobs while they call the driver, which may block. The job itself takes it to capture a graph and to
