@@ -43,7 +43,7 @@ class DeviceStream {
   virtual bool has_finished() const { return !has_work(); }
   /// The calling thread's current stream, as the device knows it; 0 if it has no streams.
   virtual std::uintptr_t current() const { return 0; }
-  /// As `has_work`, of the streams other than that one, which waits.
+  /// True unless the device has certainly done all that was launched on the streams other than that one, which waits.
   virtual bool has_work_beside(std::uintptr_t /*waiting*/) const { return false; }
   /// Throws the device's error, if it has one: markers behind work that failed are never reached.
   virtual void check() const = 0;

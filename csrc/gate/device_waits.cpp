@@ -4,10 +4,23 @@
 
 namespace torchshare {
 
-void DeviceWaits::begin(DeviceStream& stream, const GapForecast& forecast) {
-  const DeviceStream::Marker before = stream.record_marker();
+namespace {
+
+/// 0: a graph is being captured, or the device has failed.
+DeviceStream::Marker marker_on(DeviceStream& stream) noexcept {
+  try {
+    return stream.record_marker();
+  } catch (const std::exception&) {
+    return 0;
+  }
+}
+
+}  // namespace
+
+void DeviceWaits::begin(DeviceStream& stream, const GapForecast& forecast) noexcept {
+  const DeviceStream::Marker before = marker_on(stream);
   if (before == 0) {
-    return;  // a graph is being captured
+    return;
   }
   const DeviceStream::Marker passed = stream.passed();
   std::lock_guard lock(mutex_);
@@ -20,12 +33,7 @@ void DeviceWaits::end(DeviceStream& stream) noexcept {
   if (!exist_.load(std::memory_order_relaxed)) {
     return;
   }
-  DeviceStream::Marker after = 0;
-  try {
-    after = stream.record_marker();
-  } catch (const std::exception&) {
-    after = 0;
-  }
+  const DeviceStream::Marker after = marker_on(stream);
   std::lock_guard lock(mutex_);
   if (waits_.empty() || waits_.back().after != 0) {
     return;

@@ -25,11 +25,13 @@ struct DeviceWait {
 /// Note [Waits on the device]
 /// NCCL's `wait` returns at once: it lets the stream wait for the collective. What the job launches then is not done
 /// until the collective is, though the job's own kernels leave the device idle. A marker before the wait and one behind
-/// it tell when the device is there. A wait costs the job these two markers.
+/// it tell when the device is there. A wait costs the job these two markers. What is launched between them counts as
+/// part of the wait: DistributedDataParallel's copies of its buckets into gradients (`gradient_as_bucket_view` has
+/// none).
 class DeviceWaits {
  public:
-  void begin(DeviceStream& stream, const GapForecast& forecast);
-  /// Does not throw: the job hears of a device that has failed at its next call.
+  // They do not throw: the job hears of a device that has failed at its next call.
+  void begin(DeviceStream& stream, const GapForecast& forecast) noexcept;
   void end(DeviceStream& stream) noexcept;
   /// The wait that the device has reached and not left.
   std::optional<DeviceWait> current(const DeviceStream& stream) const;

@@ -285,7 +285,12 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
   lock.lock();
   for (Member& member : members_) {
     for (const Due& put : due) {
-      if (member.slot != put.slot || member.stream != put.stream || put.wait) {
+      if (member.slot != put.slot || member.stream != put.stream) {
+        continue;
+      }
+      if (put.wait) {
+        const auto wait = wait_of(member);
+        ask_again = ask_again || !wait || wait->number != put.wait->number;
         continue;
       }
       const auto marker = markers.at(put.stream.get());

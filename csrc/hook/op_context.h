@@ -48,6 +48,7 @@ class OpContext {
   virtual void lower_priority() {}
   // Called around a wait, such as for the job's other ranks: meanwhile lower jobs may enter at once. On the job's own
   // thread.
+  static constexpr std::string_view kForRanks = "collective";  ///< a reason to wait
   virtual void begin_wait(std::string_view /*reason*/) {}
   virtual void end_wait() {}
 
@@ -173,7 +174,7 @@ class WaitForRanks {
  public:
   WaitForRanks() : context_(current_context) {
     if (context_ != nullptr) {
-      context_->begin_wait("collective");
+      context_->begin_wait(OpContext::kForRanks);
     }
   }
   ~WaitForRanks() {

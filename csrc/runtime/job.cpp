@@ -247,7 +247,7 @@ void RuntimeJob::begin_wait(std::string_view reason) {
   if (!times_.begin_wait(reason, now)) {
     return;
   }
-  if (const auto stream = own_stream(); stream != nullptr && runtime_->gate.watches_others()) {
+  if (const auto stream = own_stream(); stream != nullptr && reason == kForRanks && runtime_->gate.watches_others()) {
     slot_.waits.begin(*stream, watch_ != nullptr ? watch_->next_gap() : GapForecast{});
   }
   wait_is_inner_ = slot_.idle.load(std::memory_order_relaxed);

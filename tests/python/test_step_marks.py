@@ -87,6 +87,28 @@ def test_a_batch_that_is_marked_is_one_step() -> None:
     assert run_one(mixed).steps == 2 * len(parts()[2])
 
 
+def test_marks_behind_batches_count_all_and_marks_in_batches_leave_optimizers_their_steps() -> None:
+    def phases(job: Job) -> None:
+        model, optimizer, loader = parts()
+        for batch in job.batches(loader):
+            batch.backward(lambda x, y: cross_entropy(model(x), y))
+            optimizer.step()
+        solve(job, 5)
+
+    def evaluates(job: Job) -> None:
+        model, optimizer, loader = parts()
+        for batch in job.batches(loader):
+            model(batch.data[0])
+            job.step()
+        for x, y in loader:
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    batches = len(parts()[2])
+    assert run_one(phases).steps == batches + 5
+    assert run_one(evaluates).steps == 2 * batches
+
+
 def test_another_job_starts_at_a_marked_step_and_the_solver_is_suspended_there() -> None:
     keeper, began = Gatekeeper(), []
 

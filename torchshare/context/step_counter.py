@@ -15,6 +15,8 @@ class StepCounter:
 
     is_marked = False
     """Whether the loop marks its steps itself."""
+    is_by_optimizer = False
+    """Whether the last step ended with an optimizer's."""
 
     trained = 0
     """Backward passes and steps of optimizers."""

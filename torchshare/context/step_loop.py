@@ -63,6 +63,7 @@ def in_batch(job: JobContext, batch: OpenBatch, passing: Pass, *, is_ahead: bool
             # A loop that breaks out after its step has done it; one that only looked, or failed on the way, has not.
             is_step = batch.is_done and job.step_counter.is_step(trained, job.has_optimizers())
             if is_step:
+                job.step_counter.is_by_optimizer = False
                 _end_step(job)
                 passing.stepped()
             handle.exchange_sub_batches(outside)
@@ -105,17 +106,19 @@ def optimizer_stepped(job: JobContext, optimizer: object) -> None:
     counter.trained += 1
     if ends_step and counter.counts(optimizer) and not counter.is_marked:
         _end_step_outside(job)
+        counter.is_by_optimizer = True
 
 
 def marked(job: JobContext) -> None:
     """Called where a loop says that a step ends. The first mark ends none behind an optimizer's step, which has."""
-    counter, is_first = job.step_counter, not job.step_counter.is_marked
-    counter.is_marked = True
+    counter = job.step_counter
     if job.open_loops.batches:
         counter.trained += 1  # the batch is a step, which ends with it
-    elif not is_first or not job.handle.stats().steps:
+        return
+    if counter.is_marked or not counter.is_by_optimizer:
         _end_step_outside(job)
-        _yield(job)
+    counter.is_marked = True
+    _yield(job)
 
 
 @contextlib.contextmanager

@@ -301,7 +301,14 @@ DeviceStream::Marker CudaStream::passed() const {
 }
 
 bool CudaStream::has_work() const {
-  return has_work_beside(reinterpret_cast<std::uintptr_t>(no_stream()));
+  const c10::cuda::CUDAGuard guard(kind_.device);  // the legacy stream is that of the current device
+  std::lock_guard lock(driver_);
+  if (capturing_) {  // a query would invalidate the capture
+    return true;
+  }
+  const auto all = streams();
+  return std::any_of(all.begin(), all.end(),
+                     [](const MarkedStream* each) { return is_lasting(*each) && !is_done(each->handle); });
 }
 
 bool CudaStream::has_work_beside(std::uintptr_t waiting) const {
@@ -313,7 +320,7 @@ bool CudaStream::has_work_beside(std::uintptr_t waiting) const {
   const auto all = streams();
   return std::any_of(all.begin(), all.end(), [&](const MarkedStream* each) {
     const bool waits = reinterpret_cast<std::uintptr_t>(each->handle) == waiting;
-    return !waits && is_lasting(*each) && !is_done(each->handle);
+    return !waits && (!is_lasting(*each) || !is_done(each->handle));
   });
 }
 
