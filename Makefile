@@ -64,12 +64,12 @@ test: build
 	$(BESIDE_EACH_OTHER) lint test-cpp test-waits
 	$(MAKE) --no-print-directory BESIDE=yes test-python EXCEPT="$(WAITS)"
 
-# Ray is installed before its tests: other targets use the environment meanwhile. They mostly wait, so the longest part begins
-# first, and the others run beside it, two at a time.
+# No stage leaves a core idle. Ray is installed before the stage: the other targets use the environment meanwhile.
 test-slow: build
 	$(BESIDE_EACH_OTHER) docs test-tsan test-oldest
 	$(MAKE) --no-print-directory BESIDE=yes $(VENV)/ray-$(RAY)
-	$(BESIDE_EACH_OTHER) test-cluster test-emulated test-python-slow test-asan soak bench-instructions
+	$(BESIDE_EACH_OTHER) test-emulated test-python-slow test-cluster
+	$(BESIDE_EACH_OTHER) test-asan soak bench-instructions
 
 # The first build takes minutes and shows its progress. BESIDE: the target that runs this one has done it.
 build: $(VENV)/ready
