@@ -157,7 +157,11 @@ Gate::Member& Gate::member_of(const Slot& slot) {
 }
 
 std::optional<DeviceWait> Gate::wait_of(const Member& member) const {
-  return member.stream != nullptr ? member.slot->job->waits.current(*member.stream) : std::nullopt;
+  auto wait = member.stream != nullptr ? member.slot->job->waits.current(*member.stream) : std::nullopt;
+  if (wait && wait->stream != member.stream->handle()) {
+    wait.reset();  // the job may go on launching on its own stream
+  }
+  return wait;
 }
 
 /// With the release by which others must have left the device.
@@ -335,7 +339,8 @@ Verdict Gate::admit(std::unique_lock<std::mutex>& lock, const Slot& slot, std::c
     let_in(slot, verdict, now);
     return verdict;
   }
-  return {.admit = false, .retry_after = polls ? std::min(verdict.retry_after, kPoll) : verdict.retry_after};
+  const auto retry_after = verdict.admit ? kPoll : verdict.retry_after;
+  return {.admit = false, .retry_after = polls ? std::min(retry_after, kPoll) : retry_after};
 }
 
 /// The member's record says that it waits, until the destructor. Both under the gate's lock, which the destructor takes

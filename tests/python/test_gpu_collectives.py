@@ -72,6 +72,8 @@ class Delayed(dist.ProcessGroup):
 
 @pytest.fixture(scope="module", autouse=True)
 def _backend() -> Iterator[None]:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
     library = Library()
 
     def create(_store: Any, rank: int, size: int, _timeout: Any) -> Delayed:
