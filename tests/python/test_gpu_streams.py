@@ -296,17 +296,15 @@ def test_a_lower_job_is_let_in_once_every_stream_of_the_higher_is_done() -> None
     assert run_pair(high, low, policy="strict")["first"].value
 
 
-def test_no_marker_is_recorded_on_a_stream_that_is_captured() -> None:
-    """Nor is the stream asked for its work: both would fail the capture, or become a part of it."""
-    capturing = threading.Event()
+def graphed(in_capture: Callable[[], None]) -> Callable[[Job], str | None]:
+    """A job that trains with a graph and calls `in_capture` while it is captured. Returns why it fell back to eager."""
 
-    def high(job: Job) -> str | None:
+    def train(job: Job) -> str | None:
         weights = torch.ones(4, device="cuda", requires_grad=True)
 
         def loss_fn(x: Tensor) -> Tensor:
             if torch.cuda.is_current_stream_capturing():
-                capturing.set()
-                time.sleep(0.2)  # the other job comes to its op
+                in_capture()
             return (x * weights).sum()
 
         loss = job.graph(loss_fn)
@@ -314,30 +312,31 @@ def test_no_marker_is_recorded_on_a_stream_that_is_captured() -> None:
             batch.backward(loss)
         return loss.fallback
 
+    return train
+
+
+def test_no_marker_is_recorded_on_a_stream_that_is_captured() -> None:
+    """Nor is the stream asked for its work: both would fail the capture, or become a part of it."""
+    capturing = threading.Event()
+
+    def pauses() -> None:
+        capturing.set()
+        time.sleep(0.2)  # the other job comes to its op
+
     def low(_job: Job) -> None:
         assert capturing.wait(300)
         torch.ones(1, device="cuda")
 
-    assert run_pair(high, low, policy="strict")["first"].value is None
+    assert run_pair(graphed(pauses), low, policy="strict")["first"].value is None
 
 
 def test_a_capture_forbids_nothing_to_another_job() -> None:
     """CUDA's default mode fails the capture, and the call of the other thread."""
     capturing, over = threading.Event(), threading.Event()
 
-    def captures(job: Job) -> str | None:
-        weights = torch.ones(4, device="cuda", requires_grad=True)
-
-        def loss_fn(x: Tensor) -> Tensor:
-            if torch.cuda.is_current_stream_capturing():
-                capturing.set()
-                assert over.wait(30)
-            return (x * weights).sum()
-
-        loss = job.graph(loss_fn)
-        for batch in job.batches([torch.ones(2, 4, device="cuda")] * 3):
-            batch.backward(loss)
-        return loss.fallback
+    def waits() -> None:
+        capturing.set()
+        assert over.wait(30)
 
     def other(_job: Job) -> float:
         assert capturing.wait(300)
@@ -351,7 +350,7 @@ def test_a_capture_forbids_nothing_to_another_job() -> None:
         finally:
             over.set()
 
-    assert [each.value for each in run_pair(captures, other).values()] == [None, 64 * MIB + 5]
+    assert [each.value for each in run_pair(graphed(waits), other).values()] == [None, 64 * MIB + 5]
 
 
 def asks_the_device(job: Job, graph: bool) -> list[Tensor]:

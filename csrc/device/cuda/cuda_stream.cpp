@@ -325,14 +325,7 @@ bool CudaStream::has_work_beside(std::uintptr_t waiting) const {
 }
 
 bool CudaStream::has_finished() const {
-  const c10::cuda::CUDAGuard guard(kind_.device);  // the legacy stream is that of the current device
-  std::lock_guard lock(driver_);
-  if (capturing_) {
-    return false;
-  }
-  const auto all = streams();
-  return std::all_of(all.begin(), all.end(),
-                     [](const MarkedStream* each) { return is_lasting(*each) && is_done(each->handle); });
+  return !has_work_beside(reinterpret_cast<std::uintptr_t>(no_stream()));
 }
 
 void CudaStream::check() const {
